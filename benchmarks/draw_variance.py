@@ -82,21 +82,21 @@ class Task(NamedTuple):
     net: str
     x: Tensor
     y: Tensor
-    prior_moments: dict[str, Any]
+    model_settings: dict[str, Any]
 
 
 def mnist(folder: Path) -> Task:
     images = load_images(folder, "mnist", 12_000, 10, outside=False)
-    prior_moments = {"likelihood": "categorical", "prior": doxa.Normal(0.1)}
-    return Task("784-400-400-10", images.x.flatten(1), images.y, prior_moments)
+    model_settings = {"likelihood": "categorical", "prior": doxa.Normal(0.1)}
+    return Task("784-400-400-10", images.x.flatten(1), images.y, model_settings)
 
 
 def regression() -> Task:
     g = torch.Generator().manual_seed(0)
     x = torch.randn(2000, 40, generator=g)
     f = torch.sin(2 * x[:, :1]) + x[:, 1:2] * x[:, 2:3]
-    prior_moments = {"likelihood": doxa.Gaussian(0.3), "prior": doxa.FanInNormal(1.0)}
-    return Task("40-64-64-1", x, f + 0.3 * torch.randn(2000, 1, generator=g), prior_moments)
+    model_settings = {"likelihood": doxa.Gaussian(0.3), "prior": doxa.FanInNormal(1.0)}
+    return Task("40-64-64-1", x, f + 0.3 * torch.randn(2000, 1, generator=g), model_settings)
 
 
 def main() -> None:
@@ -110,8 +110,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=None, help="the same table, as JSON lines")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    net, x, y, prior_moments = mnist(args.data) if args.task == "mnist" else regression()
-    common = {**prior_moments, "validation": None, "progress": False}
+    net, x, y, model_settings = mnist(args.data) if args.task == "mnist" else regression()
+    common = {**model_settings, "validation": None, "progress": False}
     method = doxa.MeanField(temperature=args.temperature)
     Estimates.repeats = args.repeats
     print(f"{'steps':>6} {'rows':>5} {'':20} {'by μ':>7} {'by ρ':>7} {'the bound':>20}")

@@ -83,7 +83,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """How a network is trained. The fields are those arguments of `doxa.fit`.
+    """How a network is trained. Each field is also an argument of `doxa.fit`.
 
     Parameters
     ----------
@@ -96,11 +96,12 @@ class Training:
     lr : float, optional
         Learning rate. Default: the method's.
     schedule : str or callable
-        "constant", "cosine", "linear", or a function of the share of steps done.
-    optimizer : str or Optimizer
-        For example "adam".
+        "constant", "cosine" or "linear", each also with the prefix "warmup-", or a function from
+        the fraction of steps done to a multiplier of `lr`.
+    optimizer : {"adam", "sgd"} or Optimizer
+        The optimiser, by name or as an object with its settings.
     patience : int
-        How many evaluations on held-out rows without improvement end the training.
+        Training stops after this number of validations without improvement.
 
     Examples
     --------
@@ -123,20 +124,21 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True)
 class Compute:
-    """Where and how tensors are computed. The fields are those arguments of `doxa.fit`.
+    """Where and how tensors are computed. Each field is also an argument of `doxa.fit`.
 
     Parameters
     ----------
     device : torch.device or str, optional
-        Default: the network's device.
+        The device of the fit. Default: the network's.
     dtype : torch.dtype, optional
-        Default: the network's floating-point type.
+        The floating-point type of weights and data. Default: the network's.
     precision : {"full", "bfloat16"}
-        Precision of the network's products in training.
+        The precision of the network's matrix products in training.
     engine : str or Engine
-        "auto", or "stack" / "loop" with ":eager", ":traced", ":compiled" or ":graph".
+        "auto", "stack" (all members at once) or "loop" (one member after the other). "stack" and
+        "loop" may have a suffix: ":eager", ":traced", ":compiled" or ":graph".
     draws_budget : int, optional
-        Bytes of memory for the draws that a sampler keeps; the rest is kept on disk.
+        Bytes of memory for the draws that samplers keep. Draws beyond it are kept on disk.
 
     Examples
     --------
@@ -157,14 +159,14 @@ class Compute:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where a fit is saved while it runs, and how often.
+    """The folder in which a fit saves checkpoints, and how often it saves them.
 
     Parameters
     ----------
     folder : str or Path
-        A fit that finds its own checkpoint there continues from it.
+        The folder. If it contains a checkpoint of the same fit, the fit resumes from it.
     every : float
-        Seconds between two checkpoints.
+        Seconds between checkpoints.
 
     Examples
     --------
@@ -178,17 +180,17 @@ class Checkpoint:
 
 
 def _changed(group: Any) -> str:
-    """The group with the fields that differ from their defaults."""
+    """A text of the group that contains only fields with values other than their defaults."""
     given = [f for f in fields(group) if getattr(group, f.name) != f.default]
     inner = ", ".join(f"{f.name}={getattr(group, f.name)!r}" for f in given)
     return f"{type(group).__name__}({inner})"
 
 
 def grouped(function: Callable[P, R]) -> Callable[P, R]:
-    """For `fit`: the fields of groups become flat arguments before it is called.
+    """Decorator of `fit` that converts the fields of groups to flat arguments.
 
-    A flat argument counts as given where it is passed, whatever its value; a field of a group where
-    it differs from its default.
+    A flat argument is given if it is passed, whatever its value. A field of a group is given if its
+    value differs from its default.
     """
     default = inspect.signature(function).parameters
 
@@ -546,9 +548,9 @@ def build_problem(
 ) -> tuple[Problem, Likelihood, Inferred | None]:  # fmt: skip
     """The problem, its likelihood, and how the likelihood was inferred (None if it was given)."""
     problem, inferred = _problem(model, method, likelihood, prior, subset, given, specs)
-    prior_moments = problem.model
+    network = problem.model
     noise_model = (
-        prior_moments.likelihood if prior_moments
+        network.likelihood if network
         else likelihoods.likelihood(likelihood or (inferred.name if inferred else "gaussian"))
     )  # fmt: skip
     if method.regression_only and not noise_model.is_normal:
@@ -579,20 +581,18 @@ def _problem(
     if isinstance(model, Model):
         if likelihood is not None or prior is not None or subset is not None:
             raise ModelError("the Model already has likelihood, prior and subset; set them there")
-        prior_moments = model.unseen()
+        network = model.unseen()
     else:
-        prior_moments = Model(model, likelihood, prior, subset or "all")
+        network = Model(model, likelihood, prior, subset or "all")
     inferred = None
     if not any("likelihood" in spec.hyper for spec in specs):  # otherwise the grid has them
         try:
-            prior_moments, inferred = infer_likelihood(
-                prior_moments, given.x, given.y, given.source is None
-            )
+            network, inferred = infer_likelihood(network, given.x, given.y, given.source is None)
         except ModelError as error:
             raise error if given.tasks is None else _for_tasks(method, error) from error
     if type(method).prepare is not Method.prepare:  # `prepare` needs the network's layers
-        prior_moments = looked_at(prior_moments, given.x)
-    return Network(prior_moments), inferred
+        network = looked_at(network, given.x)
+    return Network(network), inferred
 
 
 def _for_tasks(method: Method, error: ModelError) -> ModelError:

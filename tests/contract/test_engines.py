@@ -14,7 +14,7 @@ import torch
 
 import doxa
 from doxa import Engine
-from doxa.engine import tiles, works
+from doxa.engine import fall_back_to_loop, tiles
 
 Check = Callable[..., None]
 
@@ -174,7 +174,7 @@ def test_an_engine_that_fails_falls_back_to_the_loop(caplog: pytest.LogCaptureFi
         if engine.kind == "stack":
             raise RuntimeError("no batching rule")
 
-    chosen = works(Engine("stack"), trial)
+    chosen = fall_back_to_loop(Engine("stack"), trial)
     assert chosen.kind == "loop"
     assert "no batching rule" in chosen.reason
     assert "one at a time" in caplog.text

@@ -46,7 +46,7 @@ def test_a_row_of_weight_0_changes_no_scale(method: str) -> None:
 
 def test_scales_are_weighted_moments_of_each_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """numpy's of rows repeated as often as they count; also in blocks of 7 rows, and of images."""
-    monkeypatch.setattr("doxa.data.scaling.rows_a_block", lambda t: 7)
+    monkeypatch.setattr("doxa.data.scaling.rows_per_block", lambda t: 7)
     x, y = table()
     counts = np.random.default_rng(0).integers(0, 4, 30)
     images = torch.randn(30, 2, 3, 3, dtype=torch.float64)

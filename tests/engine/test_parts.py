@@ -13,7 +13,7 @@ from torch import Tensor
 import doxa
 from doxa.engine import execute
 from doxa.engine.execute import Executor
-from doxa.engine.simplify import simplified
+from doxa.engine.simplify import simplify
 
 
 def correlated(size: int) -> Tensor:
@@ -82,7 +82,7 @@ def test_products_with_few_chains_are_turned(chains: int, rows: int, turned: boo
     beta = torch.randn(chains, 5, generator=torch.Generator().manual_seed(1)).double()
     y = torch.arange(rows).double()
     fit = torch.func.vmap(lambda b: (y - x @ b).square().sum())
-    module = simplified(make_fx(lambda b: [fit(b)])(beta), [beta])
+    module = simplify(make_fx(lambda b: [fit(b)])(beta), [beta])
     (out,) = module(beta)
     assert torch.allclose(out, (y - beta @ x.T).square().sum(1), rtol=1e-12)
     (product,) = (n for n in module.graph.nodes if n.target is torch.ops.aten.mm.default)

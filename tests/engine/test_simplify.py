@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from doxa.engine.simplify import simplified, spelled_out, thrifty
+from doxa.engine.simplify import expand_products, reuse_memory, simplify
 
 _PRODUCTS = ("mm", "bmm", "addmm", "baddbmm")
 
@@ -50,7 +50,7 @@ def test_products_spelled_out_are_the_same(left: Any, right: Any, kept: Any, add
 
     module = make_fx(step)(a, b, bias)
     assert len(products(module)) == 1
-    spelled = spelled_out(simplified(module, [a, b, bias]))
+    spelled = expand_products(simplify(module, [a, b, bias]))
     assert products(spelled) == kept
     torch.testing.assert_close(spelled(a, b, bias), step(a, b, bias), rtol=1e-13, atol=1e-13)
 
@@ -58,7 +58,7 @@ def test_products_spelled_out_are_the_same(left: Any, right: Any, kept: Any, add
 def test_scaled_sums_are_left_alone() -> None:
     a, b, c = drawn((3, 5, 1), (3, 1, 4), (3, 5, 4))
     step = lambda a, b, c: torch.baddbmm(c, a, b, beta=0.5, alpha=2.0)  # noqa: E731
-    module = spelled_out(make_fx(step)(a, b, c))
+    module = expand_products(make_fx(step)(a, b, c))
     assert products(module) == ["baddbmm"]
     torch.testing.assert_close(module(a, b, c), step(a, b, c))
 
@@ -71,9 +71,9 @@ def test_a_networks_gradient_spelled_out_is_the_same() -> None:
         f = torch.bmm(torch.tanh(x @ w.mT), v.unsqueeze(2)).squeeze(2)
         return torch.autograd.grad(-0.5 * f.square().sum(), (w, v))
 
-    module = simplified(make_fx(gradient)(w, v), [w, v])
+    module = simplify(make_fx(gradient)(w, v), [w, v])
     want = [each.clone() for each in module(w, v)]
-    spelled = spelled_out(module)
+    spelled = expand_products(module)
     for got, expected in zip(spelled(w, v), want, strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
 
@@ -91,7 +91,7 @@ def test_a_sum_of_products_is_replayed_in_little_memory() -> None:
     given = [*drawn((3, 4), (3, 4), (3, 4)), torch.tensor(0.1, dtype=torch.float64)]
     kept = [t.clone() for t in given]
     want = step(*given)[0]
-    lean = thrifty(simplified(make_fx(step)(*given), given))
+    lean = reuse_memory(simplify(make_fx(step)(*given), given))
     assert operations(lean) == ["aten.addcmul.default", "aten.add_.Tensor"]
     assert torch.allclose(lean(*given)[0], want, rtol=1e-14)
     assert all(torch.equal(a, b) for a, b in zip(given, kept, strict=True))  # inputs are left alone
@@ -107,7 +107,7 @@ def test_quotients_are_written_over_what_nobody_reads_again() -> None:
 
     given = list(drawn((3, 4), (3, 4)))
     kept, want = [t.clone() for t in given], step(*given)[0]
-    lean = thrifty(simplified(make_fx(step)(*given), given))
+    lean = reuse_memory(simplify(make_fx(step)(*given), given))
     assert operations(lean) == ["aten.mul.Tensor", "aten.addcmul.out", "aten.addcdiv.out"]
     assert torch.equal(lean(*given)[0], want)
     assert all(torch.equal(a, b) for a, b in zip(given, kept, strict=True))  # inputs are left alone
@@ -126,7 +126,7 @@ def test_constants_are_computed_once_also_where_an_argument_is_overwritten() -> 
 
     theta, grad = drawn((3, 4), (3, 4))
     want = torch.lerp(theta, grad, 0.5 * (noise + grad[0, 0]) * torch.exp(-2.0 * noise))
-    lean = simplified(make_fx(step)(theta.clone(), grad), [theta.clone(), grad])
+    lean = simplify(make_fx(step)(theta.clone(), grad), [theta.clone(), grad])
     assert not [name for name in operations(lean) if "exp" in name or "full" in name]
     for _ in range(2):
         assert torch.equal(lean(theta.clone(), grad)[0], want)
@@ -142,7 +142,7 @@ def test_constants_are_computed_once_also_where_what_was_just_made_is_overwritte
         return [scaled]
 
     theta, grad = drawn((3, 4), (3, 4))
-    lean = simplified(make_fx(step)(theta, grad), [theta, grad])
+    lean = simplify(make_fx(step)(theta, grad), [theta, grad])
     assert operations(lean) == ["aten.mul.Tensor", "aten.sub_.Tensor"]
     assert torch.equal(lean(theta, grad)[0], grad * torch.exp(-2.0 * noise) - theta)
 
@@ -156,7 +156,7 @@ def test_a_constant_that_is_written_to_through_a_view_is_none() -> None:
         return [copy]
 
     (grad,) = drawn((3, 4))
-    lean = simplified(make_fx(step)(grad), [grad])
+    lean = simplify(make_fx(step)(grad), [grad])
     for _ in range(2):
         assert torch.equal(lean(grad)[0], 2.0 * noise + grad[0, 0])
 
@@ -175,7 +175,7 @@ def test_what_is_read_again_is_not_written_over() -> None:
     given = drawn((3, 4), (3, 4))
     kept = [t.clone() for t in given]
     want = step(*given)
-    lean = thrifty(simplified(make_fx(step)(*given), given))
+    lean = reuse_memory(simplify(make_fx(step)(*given), given))
     for got, expected in zip(lean(*given), want, strict=True):
         assert torch.allclose(got, expected, rtol=1e-14)
     assert all(torch.equal(a, b) for a, b in zip(given, kept, strict=True))
@@ -187,7 +187,7 @@ def test_broadcast_and_mixed_types_are_left_as_they_are() -> None:
 
     given = [*drawn((3, 4), (1, 4)), torch.arange(4)]
     want = step(*given)
-    lean = thrifty(simplified(make_fx(step)(*given), given))
+    lean = reuse_memory(simplify(make_fx(step)(*given), given))
     for got, expected in zip(lean(*given), want, strict=True):
         assert got.dtype == expected.dtype
         assert got.shape == expected.shape

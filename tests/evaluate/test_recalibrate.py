@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 from doxa.errors import DataError, MethodError, ShapeError, Unavailable
-from doxa.evaluate.recalibrate import _conjugate_gradients, recalibrate
+from doxa.evaluate.recalibrate import recalibrate
 from doxa.likelihoods import Bernoulli, Categorical, Gaussian, Heads, Poisson
 
 KINDS = ("temperature", "vector", "dirichlet", "isotonic", "histogram")
@@ -106,6 +107,28 @@ def test_odir_regularisation_is_the_minimum_that_scipy_finds() -> None:
     got = loss(np.concatenate([own.matrix.numpy().ravel(), own.bias.numpy()]))
     assert got == pytest.approx(best.fun, abs=1e-8)
     np.testing.assert_allclose(own.bias.numpy(), best.x[k * k :], atol=1e-4)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 100.0, 1e4])
+@pytest.mark.parametrize("kind", ["vector", "dirichlet"])
+def test_never_worse_than_the_frequencies_of_the_classes(kind: str, scale: float) -> None:
+    """They are a = 0, or W = 0, with b their logarithms: the optimum is no worse."""
+    x, _ = table(60, 4, 1, scale=scale)
+    y = torch.arange(60) % 4
+    frequencies = math.log(4)
+    assert nll(recalibrate(CLASSES, (x, y), kind), x, y) <= frequencies + 1e-9
+
+
+@pytest.mark.parametrize("kind", ["vector", "dirichlet"])
+def test_separable_and_few_rows(kind: str) -> None:
+    """The loss falls towards 0 without an end: the result is finite, and close to it."""
+    y = torch.arange(40) % 4
+    x = torch.eye(4).double()[y].unsqueeze(1)
+    for n in (4, 40):  # one row of each class, and ten
+        posterior = recalibrate(CLASSES, (x[:n], y[:n]), kind)
+        own: Any = posterior.transform
+        assert all(bool(torch.isfinite(value).all()) for value in vars(own).values())
+        assert nll(posterior, x, y) < 1e-8
 
 
 def test_vector_scaling_of_two_classes_is_logistic_regression() -> None:
@@ -381,19 +404,3 @@ def test_a_floor_keeps_probabilities_away_from_zero_and_one() -> None:
     x, _ = table(60, 2)
     p = recalibrate(CLASSES, (x, x[:, 0].argmax(1)), "isotonic", floor=0.01).predict(x)
     torch.testing.assert_close(p.probs.amin(1), torch.full((60,), 0.01).double())
-
-
-@pytest.mark.parametrize("size", [1, 5, 12])
-def test_conjugate_gradients_end_after_as_many_products_as_unknowns(size: int) -> None:
-    """Hestenes & Stiefel (1952): in exact arithmetic A x = b is solved by so many products."""
-    root = torch.randn(size, size, generator=rng(size), dtype=torch.float64)
-    a, b = root @ root.mT + torch.eye(size), torch.randn(size, generator=rng(9)).double()
-    products: list[Tensor] = []
-
-    def apply(v: Tensor) -> Tensor:
-        products.append(v)
-        return a @ v
-
-    found = _conjugate_gradients(apply, b, 1e-9 * float(b.norm()))
-    torch.testing.assert_close(found, torch.linalg.solve(a, b), rtol=1e-6, atol=1e-9)
-    assert len(products) <= size

@@ -74,7 +74,7 @@ def fingerprint(block: KroneckerBlock) -> tuple[float, float]:
     """That of B ⊗ A, the product of its factors' ones: its trace, and (u ⊗ v)ᵀ (B ⊗ A) (u ⊗ v)."""
     size = block.left.shape[-1]
     u, v = (torch.cos(torch.arange(n, dtype=torch.float64)) for n in (size, block.size // size))
-    turned = block.turn(torch.outer(u, v).reshape(1, 1, -1))[0, 0]
+    turned = block.to_eigenbasis(torch.outer(u, v).reshape(1, 1, -1))[0, 0]
     return float(block.curvature.sum()), float((block.curvature[0] * turned.square()).sum())
 
 

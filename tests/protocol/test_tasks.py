@@ -96,13 +96,13 @@ def test_a_task_does_not_depend_on_how_far_it_was_padded() -> None:
 
 
 def test_contexts_leave_something_to_predict_and_change_with_the_step() -> None:
-    from doxa.data import Ask, Data, Standardisation
+    from doxa.data import BatchRequest, Data, Standardisation
     from doxa.data.tasks import RandomTasks
 
     x, y = Tasks(tasks()).padded()
     cpu = torch.device("cpu")
     data = Data(x, y, [torch.arange(30)], [Standardisation()], cpu, torch.float64, 30, tasks=True)
-    feed = RandomTasks().open(Ask(data, [0, 0], ["a", "b"], 10, "train"))
+    feed = RandomTasks().open(BatchRequest(data, [0, 0], ["a", "b"], 10, "train"))
     first, later = feed.batch(0), feed.batch(1)
     for batch in (first, later):
         assert (batch.x["context"].sum(-1) >= 1).all()
@@ -110,5 +110,5 @@ def test_contexts_leave_something_to_predict_and_change_with_the_step() -> None:
         assert ((batch.points + batch.x["context"]) <= 1).all()
         assert (batch.x["context_y"][batch.x["context"] == 0] == 0).all()
     assert not torch.equal(first.points, later.points)
-    again = RandomTasks().open(Ask(data, [0], ["b"], 10, "train")).batch(0)
+    again = RandomTasks().open(BatchRequest(data, [0], ["b"], 10, "train")).batch(0)
     assert torch.equal(again.points, first.points[1])

@@ -187,8 +187,8 @@ def test_a_step_is_the_gradient_of_the_bound(prior: str, temperature: float) -> 
     for name in own:
         if not name.endswith("_rho"):
             q = Normal(own[name], own[f"{name}_rho"].exp().log1p())
-            prior_moments = {"normal": Normal, "cauchy": Cauchy}[prior](1.0, 0.3)
-            value = value + (prior_moments.log_prob(q.mean) + temperature * q.entropy()).sum()
+            density = {"normal": Normal, "cauchy": Cauchy}[prior](1.0, 0.3)
+            value = value + (density.log_prob(q.mean) + temperature * q.entropy()).sum()
     grads = torch.autograd.grad(value / len(x), [theta, layers])
     assert torch.allclose(after.theta[0], theta + 0.01 * grads[0], rtol=1e-6, atol=1e-8)
     assert torch.allclose(after.layers[0, 0], layers + 0.01 * grads[1], rtol=1e-6, atol=1e-8)

@@ -178,6 +178,14 @@ Net = Annotated[
         rich_help_panel=TRAINING,
     ),
 ]
+SavedNet = Annotated[
+    str | None,
+    typer.Option(
+        "--net",
+        help="The network of a run that was fitted with --net, as module:builder. Other runs do "
+        "not need it.",
+    ),
+]
 Hidden = Annotated[
     str,
     typer.Option(
@@ -198,9 +206,9 @@ Steps = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="Steps of optimisation, instead of --epochs. Other stages of a method have their own "
-        "lengths, which are added: burn-in and draws of a sampler (--set), and 100 steps for the "
-        "noise if rows are held out.",
+        help="Steps of optimisation, instead of epochs. Other stages of a method have their own "
+        "lengths, which are added: burn-in and draws of a sampler, and 100 steps for the noise if "
+        "rows are held out.",
         rich_help_panel=TRAINING,
     ),
 ]
@@ -213,8 +221,8 @@ Validation = Annotated[
     typer.Option(
         min=0.0,
         max=0.9,
-        help="Share of the rows held out for early stopping; 0 for none. Default: in methods that "
-        "would overfit, each member holds out a different tenth or so.",
+        help="Share of the rows held out for early stopping; 0 for none. Default: with methods "
+        "that can overfit, each member holds out a different part, about a tenth.",
         rich_help_panel=TRAINING,
     ),
 ]
@@ -265,7 +273,7 @@ Seed = Annotated[
         rich_help_panel=TRAINING,
     ),
 ]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the log of the fit.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show log messages.")]
 
 
 def listed(text: str) -> list[str]:

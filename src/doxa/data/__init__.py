@@ -1,9 +1,9 @@
 """The data of a fit: rows that are read, checked, standardised and split into batches."""
 
 from doxa.data.batches import (
-    Ask,
     Batch,
     Batches,
+    BatchRequest,
     Data,
     Feed,
     NoData,
@@ -22,17 +22,17 @@ from doxa.data.rows import (
     cast,
     check_finite,
     free_memory,
-    gathered,
-    in_order,
+    join_batches,
     parse,
+    reorder_columns,
     rows_of,
 )
 from doxa.data.scaling import Standardisation, standardise, warn_far, warn_unscaled
-from doxa.data.tasks import Tasks, TaskSampler, halved
+from doxa.data.tasks import Tasks, TaskSampler, condition_on_half
 
 __all__ = [
-    "Ask",
     "Batch",
+    "BatchRequest",
     "Batches",
     "Data",
     "Feed",
@@ -51,11 +51,11 @@ __all__ = [
     "blocks",
     "cast",
     "check_finite",
+    "condition_on_half",
     "free_memory",
-    "gathered",
-    "halved",
-    "in_order",
+    "join_batches",
     "parse",
+    "reorder_columns",
     "rows_of",
     "source",
     "standardise",

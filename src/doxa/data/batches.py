@@ -68,7 +68,7 @@ class Batch:
         points = None if self.points is None else again(self.points)
         return Batch(x, y, again(self.scale), weight, False, points)
 
-    def drawn(self, k: int) -> Batch:
+    def repeat_targets(self, k: int) -> Batch:
         """The batch for a network that returns k adjacent outputs per row of x: each has 1/k of the
         row's weight."""
         if self.points is not None:
@@ -124,10 +124,10 @@ def batch_rows(batch: Batch) -> int:
 class Data:
     """The rows of R runs, on a device.
 
-    x and y are tensors [N, ...], or [R·N, ...] if each run has its own scales (`banked`). They are
-    on the device and in the type of the fit, unless `lazy`. `rows` are the row numbers of each
-    split, and `validation` its held-out rows. A run has one split, or several if its members hold
-    out different parts; `owners` then has the run of each split.
+    x and y are tensors [N, ...], or [R·N, ...] if each run has its own scales (`scaled_per_run`).
+    They are on the device and in the type of the fit, unless `lazy`. `rows` are the row numbers of
+    each split, and `validation` its held-out rows. A run has one split, or several if its members
+    hold out different parts; `owners` then has the run of each split.
     """
 
     x: Inputs
@@ -139,7 +139,7 @@ class Data:
     total: int
     validation: list[Tensor] | None = None
     weight: Tensor | None = None  # [N], or [M, N] if the method has its own weights
-    banked: bool = False
+    scaled_per_run: bool = False
     lazy: bool = False  # x and y stay as given: each batch is cast and standardised
     source: Rows | None = None
     prepare_y: Callable[[Any], Any] = field(default=lambda y: y)
@@ -178,7 +178,7 @@ class Data:
             y = self.prepare_y(y)
             y = tree_map(lambda t: t.reshape(shape + t.shape[1:]), self._place(y))
             return self.scales[0].x(x), self.scales[0].y(y)
-        if self.banked and run is not None:
+        if self.scaled_per_run and run is not None:
             index = index + run * self.total
         index = index.to(self.place)
         x, y = (tree_map(lambda t: t[index], tree) for tree in (self.x, self.y))
@@ -263,7 +263,7 @@ class Feed(Protocol):
 
 
 @dataclass(frozen=True)
-class Ask:
+class BatchRequest:
     """A request for batches: the splits and keys of the members, the batch size, the stage, and the
     largest number of steps, if there is one."""
 
@@ -280,7 +280,7 @@ class Source:
     """Opens a feed of a data set's rows."""
 
     @abstractmethod
-    def open(self, ask: Ask) -> Feed: ...
+    def open(self, request: BatchRequest) -> Feed: ...
 
 
 @dataclass(frozen=True)
@@ -291,10 +291,10 @@ class Mini(Source):
     independent: bool = False
     shuffled: bool = False
 
-    def open(self, ask: Ask) -> Feed:
+    def open(self, request: BatchRequest) -> Feed:
         return Batches(
-            ask.data, ask.split_of, ask.keys, ask.size, ask.stage, self.independent, self.shuffled,
-            ask.steps,
+            request.data, request.split_of, request.keys, request.size, request.stage,
+            self.independent, self.shuffled, request.steps,
         )  # fmt: skip
 
 
@@ -302,24 +302,24 @@ class Mini(Source):
 class All(Source):
     """All rows in each step."""
 
-    def open(self, ask: Ask) -> Feed:
-        return Pass(ask.data, ask.split_of, repeats=True)
+    def open(self, request: BatchRequest) -> Feed:
+        return Pass(request.data, request.split_of, repeats=True)
 
 
 @dataclass(frozen=True)
 class OnePass(Source):
     """Each row once, in order."""
 
-    def open(self, ask: Ask) -> Feed:
-        return Pass(ask.data, ask.split_of, ask.size)
+    def open(self, request: BatchRequest) -> Feed:
+        return Pass(request.data, request.split_of, request.size)
 
 
 @dataclass(frozen=True)
 class HeldOut(Source):
     """The held-out rows in order, repeatedly."""
 
-    def open(self, ask: Ask) -> Feed:
-        return Pass(ask.data.held_out_rows(), ask.split_of, 1024, repeats=True)
+    def open(self, request: BatchRequest) -> Feed:
+        return Pass(request.data.held_out_rows(), request.split_of, 1024, repeats=True)
 
 
 SOURCES: dict[str, Source] = {

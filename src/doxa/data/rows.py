@@ -1,11 +1,11 @@
 """Reading and checking rows: tensors, arrays, data frames, memory maps, datasets and loaders.
 
 A data frame is any object with `columns`, `to_numpy` and columns by name; no library is imported
-for it. The inputs of a Dataset or a DataLoader are joined in the order of its rows (`gathered`).
+for it. The inputs of a Dataset or a DataLoader are joined in the order of its rows
+(`join_batches`).
 
-Weights of rows: checks, the effective number of rows, and weighted averages.
-
-`fit` removes rows of weight 0 before anything else. In a posterior, n is Σw. Statistics that depend
+The file also checks the weights of rows, and computes weighted averages. `fit` removes rows of
+weight 0 before anything else. In a posterior, n is Σw. Statistics that depend
 on a number of rows (minimum numbers of rows, degrees of freedom, standard errors) use
 
     m = (Σw)² / Σw²
@@ -167,13 +167,13 @@ def columns_of(value: Any) -> tuple[str, ...] | None:
     return names if names and all(isinstance(name, str) for name in names) else None
 
 
-def in_order(frame: Any, columns: Sequence[str] | None, what: str = "x") -> Any:
+def reorder_columns(frame: Any, columns: Sequence[str] | None, what: str = "x") -> Any:
     """A frame with the columns of the fit, in the order of the fit. Without names, columns are used
     by position."""
     given = columns_of(frame)
     if columns is None or given is None or given == tuple(columns):
         return frame
-    check_once(given, what)
+    check_unique(given, what)
     missing = [name for name in columns if name not in given]
     extra = [name for name in given if name not in columns]
     lacks = f"lacks the column{'s' if len(missing) > 1 else ''} {_listed(missing)}"
@@ -187,7 +187,7 @@ def in_order(frame: Any, columns: Sequence[str] | None, what: str = "x") -> Any:
 
 def numbers(frame: Any, what: str) -> np.ndarray[Any, Any]:
     """A frame as an array; the error names all columns that are not numeric."""
-    check_once(tuple(frame.columns), what)
+    check_unique(tuple(frame.columns), what)
     array = np.asarray(frame.to_numpy())
     if array.dtype.kind in "biufc":
         return array
@@ -214,7 +214,7 @@ def _column(series: Any) -> np.ndarray[Any, Any]:
     return column
 
 
-def check_once(names: Sequence[Any], what: str) -> None:
+def check_unique(names: Sequence[Any], what: str) -> None:
     twice = sorted({str(name) for name in names if names.count(name) > 1})
     if twice:
         raise DataError(f"{what} has several columns called {_listed(twice)}; rename them")
@@ -243,13 +243,13 @@ def free_memory(device: torch.device | str = "cpu") -> int:
 
 def _system_memory() -> int:
     with suppress(OSError, ValueError, IndexError):
-        return int(_start_of("/proc/meminfo").partition(b"MemAvailable:")[2].split()[0]) << 10
+        return int(_read_start("/proc/meminfo").partition(b"MemAvailable:")[2].split()[0]) << 10
     with suppress(ValueError, OSError, AttributeError):
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return 4 << 30
 
 
-def _start_of(path: str) -> bytes:
+def _read_start(path: str) -> bytes:
     """The first bytes of a file. Each prediction calls this, and `Path` is ten times slower."""
     file = os.open(path, os.O_RDONLY)
     try:
@@ -262,7 +262,7 @@ def _start_of(path: str) -> bytes:
 def _container_limit() -> int | None:
     """The memory limit of a control group (cgroup v2); None if there is none."""
     with suppress(OSError, ValueError):
-        return int(_start_of("/sys/fs/cgroup/memory.max"))
+        return int(_read_start("/sys/fs/cgroup/memory.max"))
     return None
 
 
@@ -272,7 +272,7 @@ def _container_memory() -> int | None:
     if limit is None:
         return None
     with suppress(OSError, ValueError):
-        used = int(_start_of("/sys/fs/cgroup/memory.current"))
+        used = int(_read_start("/sys/fs/cgroup/memory.current"))
         stat = Path("/sys/fs/cgroup/memory.stat").read_text(encoding="ascii")
         caches = dict(line.split() for line in stat.splitlines())
         return limit - used + int(caches.get("inactive_file", 0))
@@ -286,12 +286,12 @@ def _process_memory() -> int | None:
 
         limit = resource.getrlimit(resource.RLIMIT_AS)[0]
         if limit != resource.RLIM_INFINITY:
-            pages = int(_start_of("/proc/self/statm").split()[0])
+            pages = int(_read_start("/proc/self/statm").split()[0])
             return limit - pages * os.sysconf("SC_PAGE_SIZE")
     return None
 
 
-def rows_a_block(t: Tensor) -> int:
+def rows_per_block(t: Tensor) -> int:
     return max(1, BLOCK_BYTES // (8 * max(1, math.prod(t.shape[1:]))))
 
 
@@ -518,7 +518,7 @@ def check_finite(
     for leaf in [tree] if isinstance(tree, Tensor) else tree_flatten(tree)[0]:
         if not leaf.is_floating_point() or leaf.numel() == 0:
             continue
-        step = rows_a_block(leaf)
+        step = rows_per_block(leaf)
         for start in range(0, leaf.shape[0], step):
             bad = ~torch.isfinite(leaf[start : start + step].to(dtype or leaf.dtype))
             if bad.any():
@@ -543,7 +543,7 @@ _SHUFFLES = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 _BATCH = 1024
 
 
-def gathered(x: Any) -> Any:
+def join_batches(x: Any) -> Any:
     """The inputs of a Dataset or DataLoader, joined to tensors; any other value as it is.
 
     The first entry of a pair is x. It is an error if batches would change the order of the rows,

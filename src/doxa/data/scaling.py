@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from doxa.data.rows import Inputs, rows_a_block
+from doxa.data.rows import Inputs, rows_per_block
 
 log = logging.getLogger("doxa")
 
@@ -53,7 +53,7 @@ def scaled(t: Tensor, loc: Tensor, scale: Tensor, dtype: torch.dtype | None) -> 
         return t
     dtype = dtype or t.dtype
     loc, scale = (v.to(t.device, torch.float64) for v in (loc, scale))
-    step = rows_a_block(t)
+    step = rows_per_block(t)
     if t.shape[0] <= step:
         return ((t.double() - loc) / scale).to(dtype)
     out = torch.empty(t.shape, dtype=dtype, device=t.device)
@@ -83,7 +83,7 @@ def standardise(
     scales = []
     messages: dict[str, None] = {}  # each is logged once for all runs
     leaves, spec = tree_flatten(x)
-    for index in _counted(rows, weight):
+    for index in _with_weight(rows, weight):
         pairs = [moments(t, index, "x") for t in leaves]
         x_loc, x_scale = (tree_unflatten([p[i] for p in pairs], spec) for i in range(2))
         y_loc = y_scale = None
@@ -108,7 +108,7 @@ def warn_unscaled(
     """
     index = rows[:: -(-len(rows) // 10_000)]
     if weight is not None:
-        (index,) = _counted([index], weight)
+        (index,) = _with_weight([index], weight)
     named = [("x", t) for t in tree_flatten(x)[0]]
     if scale_y:
         named += [("y", t) for t in tree_flatten(y)[0]]
@@ -153,7 +153,7 @@ def warn_far(x: Inputs, columns: Sequence[Any] | None = None) -> None:
         )  # fmt: skip
 
 
-def _counted(rows: Sequence[Tensor], weight: Tensor | None) -> list[Tensor]:
+def _with_weight(rows: Sequence[Tensor], weight: Tensor | None) -> list[Tensor]:
     """The rows of each run with a weight above 0; all rows if there are none, which is an error
     later."""
     if weight is None:
@@ -165,7 +165,7 @@ def _counted(rows: Sequence[Tensor], weight: Tensor | None) -> list[Tensor]:
 def _root_mean_square(t: Tensor, index: Tensor, weight: Tensor | None) -> Tensor:
     """Of each column of some rows (of everything beyond matrices), a block of rows at a time."""
     total, count = torch.zeros((), dtype=torch.float64), 0.0
-    for part in index.split(rows_a_block(t)):
+    for part in index.split(rows_per_block(t)):
         squares = t[part.to(t.device)].double().square()
         squares = squares.flatten(1).mean(1) if t.ndim > 2 else squares
         own = None if weight is None else weight[part.to(weight.device)].to(squares)
@@ -177,7 +177,7 @@ def _root_mean_square(t: Tensor, index: Tensor, weight: Tensor | None) -> Tensor
 def _mean_and_std(t: Tensor, index: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
     """Of each column of some rows (of everything beyond matrices), a block of rows at a time."""
     axes = [0] if t.ndim <= 2 else list(range(t.ndim))
-    parts = index.split(rows_a_block(t))
+    parts = index.split(rows_per_block(t))
     own = torch.ones(t.shape[0]) if weight is None else weight.cpu()
     total = own[index].double().sum().clamp(min=1e-300)
     shares = [own[part].double() / total for part in parts]

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from doxa.data.batches import SOURCES, Ask, Batch, Batches, Feed, Source
+from doxa.data.batches import SOURCES, Batch, Batches, BatchRequest, Feed, Source
 from doxa.data.rows import as_tensor, cast, check_finite
 from doxa.data.scaling import Standardisation, standardise
 from doxa.data.text_files import read_bytes, unescape
@@ -120,15 +120,15 @@ class Tasks:
         """The tasks selected by a mask."""
         return Tasks(task for task, own in zip(self.tasks, kept.tolist(), strict=True) if own)
 
-    def feed(self, ask: Ask) -> Feed:
+    def feed(self, request: BatchRequest) -> Feed:
         """Batches of tasks for a stage."""
-        return TaskBatches(ask)
+        return TaskBatches(request)
 
     def padded(self) -> tuple[dict[str, Tensor], Tensor]:
         """The network's input x with all points in the context, and y [T, N, O]."""
         longest = max(len(x) for x, _ in self.tasks)
-        x, y = (torch.stack([_longer(task[i], longest) for task in self.tasks]) for i in range(2))
-        real = torch.stack([_longer(x.new_ones(len(own)), longest) for own, _ in self.tasks])
+        x, y = (torch.stack([_pad_to(task[i], longest) for task in self.tasks]) for i in range(2))
+        real = torch.stack([_pad_to(x.new_ones(len(own)), longest) for own, _ in self.tasks])
         return {"context_x": x, "context_y": y, "context": real, "target_x": x}, y
 
     def scales(
@@ -175,7 +175,7 @@ def _task(i: int, x: Any, y: Any) -> tuple[Tensor, Tensor]:
     return x, y
 
 
-def _longer(t: Tensor, length: int) -> Tensor:
+def _pad_to(t: Tensor, length: int) -> Tensor:
     return torch.cat([t, t.new_zeros(length - len(t), *t.shape[1:])])
 
 
@@ -192,7 +192,7 @@ def cut(batch: Batch, context: Tensor) -> Batch:
     return replace(batch, x=x, points=real - context)
 
 
-def halved(batch: Batch) -> Batch:
+def condition_on_half(batch: Batch) -> Batch:
     """The batch with the first half of each task as its context, for deterministic scores."""
     real = batch.x["context"]
     half = (real.sum(-1, keepdim=True) / 2).ceil()
@@ -204,10 +204,14 @@ class TaskBatches:
 
     steps: int | None = None
 
-    def __init__(self, ask: Ask) -> None:
-        data = ask.data
-        self.base = Batches(data, ask.split_of, ask.keys, ask.size, ask.stage, most=ask.steps)
-        self.noise = Noise(0, f"context/{ask.stage}", list(ask.keys), data.device, data.dtype)
+    def __init__(self, request: BatchRequest) -> None:
+        data = request.data
+        self.base = Batches(
+            data, request.split_of, request.keys, request.size, request.stage, most=request.steps
+        )
+        self.noise = Noise(
+            0, f"context/{request.stage}", list(request.keys), data.device, data.dtype
+        )
 
     def batch(self, t: int) -> Batch:
         batch = self.base.batch(t)
@@ -229,10 +233,14 @@ def random_context(real: Tensor, noise: Noise, t: int, shared: bool) -> Tensor:
 class RandomTasks(Source):
     """Random tasks, each task once per epoch, split into context and targets."""
 
-    def open(self, ask: Ask) -> Feed:
-        if not ask.data.tasks:
+    def open(self, request: BatchRequest) -> Feed:
+        if not request.data.tasks:
             raise DataError("this method learns from tasks: pass doxa.data.Tasks([(x, y), ...])")
-        return ask.data.tasks.feed(ask) if isinstance(ask.data.tasks, Tasks) else TaskBatches(ask)
+        return (
+            request.data.tasks.feed(request)
+            if isinstance(request.data.tasks, Tasks)
+            else TaskBatches(request)
+        )
 
 
 SOURCES["tasks"] = RandomTasks()
@@ -287,8 +295,8 @@ class TaskSampler(Tasks):
     def some(self, kept: Tensor) -> Tasks:
         raise DataError(_NO_WEIGHTS)
 
-    def feed(self, ask: Ask) -> Feed:
-        return SampledTasks(ask)
+    def feed(self, request: BatchRequest) -> Feed:
+        return SampledTasks(request)
 
     def padded(self) -> tuple[dict[str, Tensor], Tensor]:
         x, y, *masks = self.first
@@ -311,23 +319,25 @@ class SampledTasks:
 
     steps: int | None = None
 
-    def __init__(self, ask: Ask) -> None:
-        self.ask, self.size = ask, ask.size
-        if ask.data.weight is not None:
+    def __init__(self, request: BatchRequest) -> None:
+        self.request, self.size = request, request.size
+        if request.data.weight is not None:
             raise DataError(_NO_WEIGHTS)
-        self.tasks: TaskSampler = ask.data.tasks
-        data = ask.data
-        rows = torch.tensor([float(len(data.rows[s])) for s in ask.split_of])
-        self.scale = (rows / ask.size).to(data.device, data.dtype)
-        self.noise = Noise(0, f"context/{ask.stage}", list(ask.keys), data.device, data.dtype)
+        self.tasks: TaskSampler = request.data.tasks
+        data = request.data
+        rows = torch.tensor([float(len(data.rows[s])) for s in request.split_of])
+        self.scale = (rows / request.size).to(data.device, data.dtype)
+        self.noise = Noise(
+            0, f"context/{request.stage}", list(request.keys), data.device, data.dtype
+        )
         self._block: tuple[int, list[Tensor]] = (-1, [])
 
     def batch(self, t: int) -> Batch:
         number, step = divmod(t, _BLOCK)
         if self._block[0] != number:
-            each = [self._own(m, number) for m in range(len(self.ask.keys))]
+            each = [self._own(m, number) for m in range(len(self.request.keys))]
             self._block = (number, [torch.stack(parts, 1) for parts in zip(*each, strict=True)])
-        shared = len(self.ask.keys) == 1
+        shared = len(self.request.keys) == 1
         pick: Callable[[Tensor], Tensor] = lambda v: v[step, 0] if shared else v[step]  # noqa: E731
         x, y, *masks = (pick(part) for part in self._block[1])
         real = masks[0] + masks[1] if masks else torch.ones_like(x[..., 0])
@@ -339,9 +349,9 @@ class SampledTasks:
 
     def _own(self, m: int, number: int) -> list[Tensor]:
         """A member's tasks of a block of steps, in fitted units, [steps, B, ...]."""
-        data, key = self.ask.data, (self.ask.stage, self.ask.keys[m], number)
+        data, key = self.request.data, (self.request.stage, self.request.keys[m], number)
         x, y, *masks = self.tasks.drawn(key, _BLOCK * self.size, data.device)
-        scales = data.scales[data.run_of(self.ask.split_of[m])]
+        scales = data.scales[data.run_of(self.request.split_of[m])]
         if scales.x_loc is not None:
             loc, scale = scales.x_loc["target_x"], scales.x_scale["target_x"]
             x = (x.double() - loc.to(x.device)) / scale.to(x.device)

@@ -45,7 +45,8 @@ def class_probs(p: Predictive) -> tuple[Tensor, Tensor]:
 
 
 def _one_label(probs: Tensor, axes: int) -> Tensor:
-    """Without the axes of length one that follow; a row with several labels is refused."""
+    """The probabilities without trailing axes of length one; rows with several labels are
+    refused."""
     if probs.shape[axes:].numel() != 1:
         raise ShapeError(
             f"rows have {probs.shape[axes:].numel()} labels each: what several rows teach together "
@@ -55,9 +56,11 @@ def _one_label(probs: Tensor, axes: int) -> Tensor:
 
 
 def scaled_functions(p: Predictive) -> tuple[Tensor, Tensor]:
-    """(z, noise) in float64 of numbers with Gaussian noise: z [S, N, D] are the functions about
-    their mean, times √weight, so that zᵀz is their covariance; noise [N, D] the variance of y
-    given f, averaged."""
+    """(z, noise) in float64, for numbers with Gaussian noise.
+
+    z [S, N, D] are the functions minus their mean, times √weight, so that zᵀz is their covariance.
+    noise [N, D] is the variance of y given f, averaged over the functions.
+    """
     if not p.likelihood.is_normal:
         raise Unavailable(
             f"what several rows teach together is known of classes and of numbers with Gaussian "
@@ -82,17 +85,17 @@ def predictive_variance(p: Predictive) -> Tensor:
 
 
 def max_entropy(p: Predictive) -> Tensor:
-    """H[y] in nats: how unsure the prediction is, for whatever reason."""
+    """H[y] in nats: the total uncertainty of the prediction."""
     if p.likelihood.classifies:
         return _labels(p.entropy)
     try:
         return _outputs(p.entropy)
-    except Unavailable:  # a mixture of densities: that of the normal with its variance
+    except Unavailable:  # for a mixture of densities: the entropy of the normal with its variance
         return _outputs(p.moment_matched().entropy)
 
 
 def bald(p: Predictive) -> Tensor:
-    """I[y; f] in nats: what a label would teach about the function."""
+    """I[y; f] in nats: the information of a label about the function."""
     if p.likelihood.classifies:
         return _labels(p.mutual_information)
     try:
@@ -130,8 +133,8 @@ def variation_ratio_of_mean(p: Predictive) -> Tensor:
 
 
 def mean_std(p: Predictive) -> Tensor:
-    """The standard deviation over draws of each class's probability, or of each output's mean: the
-    average of them."""
+    """The standard deviation over draws of the probability of each class, or of the mean of each
+    output, averaged over classes or outputs."""
     spread = p.epistemic.clamp_min(0.0).sqrt()
     if p.likelihood.classifies and not p.likelihood.binary:
         spread = spread.mean(1)
@@ -148,7 +151,7 @@ def margin(p: Predictive) -> Tensor:
 
 
 def random(p: Predictive, seed: int = 0) -> Tensor:
-    """Nothing but chance, which every other score has to beat."""
+    """Random scores, as a baseline."""
     return chance(len(p.mean), seed).to(p.mean)
 
 
@@ -169,7 +172,7 @@ ACQUISITIONS: dict[str, Acquisition] = {
 
 
 def acquisition(by: str | Acquisition) -> Acquisition:
-    """A score by its name, or anyone's function of a predictive."""
+    """A score by its name; a function of a predictive is returned as it is."""
     if callable(by):
         return by
     name = by.replace("-", "_")
@@ -192,8 +195,9 @@ _BLOCK = 1 << 24  # numbers in a joint table
 
 
 def epig(p: Predictive, p_target: Predictive) -> Tensor:
-    """[N], in nats. `p_target` is predicted at rows x* like those of later predictions, with
-    the same draws: `posterior.predict(x_target, n, seed)` with the n and seed of `p`."""
+    """EPIG of each row, [N], in nats. `p_target` is the prediction at rows x* like those of later
+    predictions, with the same draws: `posterior.predict(x_target, n, seed)` with the n and seed of
+    `p`."""
     if p.likelihood.classifies:
         return _classes(class_probs(p), class_probs(p_target)).to(p.mean)
     return _numbers(scaled_functions(p), scaled_functions(p_target)).to(p.mean)

@@ -1,17 +1,17 @@
-"""BatchBALD: the k rows whose labels together teach most about the function.
+"""BatchBALD: the k rows whose labels together have the most information about the function.
 
     I[y_1 … y_k; f] = H[y_1 … y_k] − Σ_i E_s H[y_i | f_s],
     p(y_1 … y_k) = E_s Π_i p(y_i | f_s)
 
 Kirsch, van Amersfoort & Gal (2019): rows are added greedily, which is within 1 − 1/e of the best
-set. The joint entropy is a sum over all configurations of the labels chosen so far while there are
-at most `configurations` of them, and from then on an average over so many that are drawn,
+set. The joint entropy is a sum over all configurations of the labels of the chosen rows, as long as
+there are at most `configurations` of them. Then it is an average over this number of drawn ones,
 
     H[y_1 … y_k] ≈ mean_m Σ_c −p(c | y^m) log p(y^m, c),     y^m ~ p(y_1 … y_{k−1}).
 
-What a row adds can only fall as others are chosen (the information is submodular), so what it added
-before bounds what it adds now: rows are looked at by falling bound, a block at a time, until no
-bound reaches the best one found (Minoux 1978). Where configurations are drawn, that holds up to
+The gain of a row can only fall as others are chosen (the information is submodular), so its earlier
+gain is an upper bound of its gain now. Rows are evaluated in the order of these bounds, in blocks,
+until no bound reaches the best gain (Minoux 1978). With drawn configurations, this holds up to
 their Monte Carlo error. For numbers with Gaussian noise
 
     I[y_A; f] = ½ log det(1 + D^(−½) Cov[f_A] D^(−½)),     D the noise,
@@ -38,7 +38,7 @@ _LEAST = 16  # rows in a block
 
 
 class Batch(NamedTuple):
-    """Rows in the order in which they were chosen, and what the first i of them are worth."""
+    """Rows in the order in which they were chosen, and the information of the first i rows."""
 
     rows: Tensor  # [k]
     scores: Tensor  # [k], I[y_1 … y_i; f] in nats
@@ -80,8 +80,8 @@ def batch_bald(
 
 
 class _Classes:
-    """The greedy search; what has been chosen is in `table`, p(y_1 … y_i | f_s) of some
-    configurations: [configurations, S]."""
+    """The greedy search. `table` has p(y_1 … y_i | f_s) for configurations of the chosen rows:
+    [configurations, S]."""
 
     def __init__(self, weights: Tensor, probs: Tensor, most: int, seed: int) -> None:
         self.weights, self.probs, self.most, self.seed = weights, probs, most, seed
@@ -161,8 +161,8 @@ class _Classes:
         self.table = self.table * probs.t()[label]
 
     def _draw_from_table(self) -> tuple[Tensor, Tensor]:
-        """Configurations y^m ~ p(y_A) of a whole table, and of which draw s each is: m runs over
-        the draws evenly, by their weights."""
+        """Configurations y^m ~ p(y_A) from a whole table, and the draw s of each. The m
+        configurations are distributed over the draws by their weights."""
         grid = (torch.arange(self.most, dtype=torch.float64) + 0.5) / self.most
         bounds = self.weights.cpu().cumsum(0)
         draw = torch.searchsorted(bounds, grid).clamp_max(len(bounds) - 1).to(self.table.device)

@@ -40,7 +40,7 @@ from doxa.density.transforms import Real, Transform, transform
 from doxa.driver.finish import run_fit
 from doxa.driver.runs import RunSpec
 from doxa.driver.setup import member_ids
-from doxa.engine import Engine, works
+from doxa.engine import Engine, fall_back_to_loop
 from doxa.engine.engine import Count, default_modes, threads_for
 from doxa.errors import (
     DataError,
@@ -482,7 +482,7 @@ def _engine(run: Run, density: Density, engine: str | Engine) -> tuple[Engine, T
             raise ValueError("its value differs from that of one chain at a time")
 
     density.apart = False
-    found = works(chosen, trial)
+    found = fall_back_to_loop(chosen, trial)
     density.apart = True
     if found.kind == "loop" and chosen.kind == "stack":
         log.warning(

@@ -1,9 +1,8 @@
-"""Transforms from unconstrained (free) parameters to constrained ones, so that samplers use all of
-ℝᴾ.
+"""Transforms from unconstrained (free) parameters to constrained ones, for samplers on ℝᴾ.
 
-A transform maps free values u to natural ones x = f(u); a density p(x) of the natural values
-becomes p(f(u)) |det ∂f/∂u| of the free ones. With log |det| added, draws of u that are mapped to x
-are draws of x; without it they are not.
+A transform maps free values u to natural ones x = f(u). A density p(x) of the natural values is the
+density p(f(u)) |det ∂f/∂u| of the free values. So log |det| is added to the log density; draws of u
+that are mapped to x are then draws of x.
 
     positive     x = exp u                            log|J| = u
     softplus     x = log(1 + exp u)                   log|J| = log σ(u)
@@ -12,8 +11,8 @@ are draws of x; without it they are not.
                  with z_k = σ(u_k − log(K − k)): a stick, broken K − 1 times
     ordered      x_1 = u_1, x_k = x_{k−1} + exp u_k   log|J| = Σ_{k>1} u_k
 
-For a simplex the density is of its first K − 1 entries. Stan Development Team, Reference Manual,
-"Constraint transforms".
+For a simplex, the density is that of its first K − 1 entries. Stan Development Team, Reference
+Manual, "Constraint transforms".
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from doxa.driver.validation import (
     calibrate_on_held_out,
     check_prior_collapse,
     evaluate_held_out,
-    held_out_predictions,
+    posteriors_by_split,
 )
 from doxa.engine.engine import threads_for
 from doxa.method import Method, Run, slice_state
@@ -88,7 +88,7 @@ def _posterior(
         rows_seen = seen[0] if len(seen) == 1 else torch.cat(seen).unique()
         record.diagnostics["rows"] = len(rows_seen)
         if run.data.validation is not None and not run.data.tasks:
-            each = held_out_predictions(posterior, method, run, rows, result)
+            each = posteriors_by_split(posterior, method, run, rows, result)
             calibrate_on_held_out(posterior, each, method, part, bool(result.best_step))
             evaluate_held_out(posterior, each, run)
         if method.shrinks and record.status == "ok" and not run.data.tasks:

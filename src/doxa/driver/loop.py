@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from doxa import store
-from doxa.data import Batch, Data, Feed, Pass, free_memory, halved
+from doxa.data import Batch, Data, Feed, Pass, condition_on_half, free_memory
 from doxa.driver.bar import Shown, shown
 from doxa.engine import Engine
 from doxa.engine.engine import threads_for
@@ -236,7 +236,7 @@ class EarlyStopping:
         with torch.no_grad():
             for t in range(rows.count):
                 batch = rows.batch(t)
-                total += self._score(at.state, halved(batch) if held.tasks else batch)
+                total += self._score(at.state, condition_on_half(batch) if held.tasks else batch)
         scores = total.cpu().tolist()
         if not at.best:
             at.best = copied(at.state)

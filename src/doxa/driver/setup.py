@@ -38,16 +38,16 @@ from doxa.data import (
     cast,
     check_finite,
     free_memory,
-    in_order,
     parse,
+    reorder_columns,
     rows_of,
     standardise,
     warn_unscaled,
 )
 from doxa.data.rows import Rows, check_lengths, effective_rows, read
 from doxa.driver.runs import RunSpec
-from doxa.engine import Engine, choose, works
-from doxa.engine.engine import Count, undecided
+from doxa.engine import Engine, choose_engine, fall_back_to_loop
+from doxa.engine.engine import Count, may_use_threads
 from doxa.errors import DataError, DoxaError, MethodError, ModelError, ShapeError, StoreError
 from doxa.likelihoods import Likelihood
 from doxa.linalg.layout import Params
@@ -251,7 +251,7 @@ def prepare_data(
         seeds = [spec.seed for spec in specs]
         streamed = source is not None
         if isinstance(validation, tuple | list) and len(validation) == 2:
-            vx = in_order(validation[0], names[0].columns, "validation x")
+            vx = reorder_columns(validation[0], names[0].columns, "validation x")
             validation = (vx, validation[1])
         x, y, splits = hold_out(
             x, y, rows, validation, members, streamed, prepare, seeds, given_weight
@@ -272,21 +272,21 @@ def prepare_data(
         scales = scaled or standardise(x, y, rows, scale_y, weight)
     elif source is None:
         warn_unscaled(x, y, rows[0], likelihood.scales_targets, weight)
-    banked = standardize and len(specs) > 1
-    lazy = source is None and not _resident(x, y, len(specs) if banked else 1, device)
-    banked = banked and not lazy
+    scaled_per_run = standardize and len(specs) > 1
+    lazy = source is None and not _resident(x, y, len(specs) if scaled_per_run else 1, device)
+    scaled_per_run = scaled_per_run and not lazy
     if source is None and not lazy:
         put = lambda tree: tree_map(lambda t: cast(t, device, dtype), tree)  # noqa: E731
         if not standardize:
             x, y = put(x), put(y)
-        elif banked:
+        elif scaled_per_run:
             x = put(tree_map(lambda *t: torch.cat(t), *(s.x(x, dtype) for s in scales)))
             y = put(tree_map(lambda *t: torch.cat(t), *(s.y(y, dtype) for s in scales)))
         else:
             x, y = put(scales[0].x(x, dtype)), put(scales[0].y(y, dtype))
     held = Data(
-        x, y, splits.rows, scales, device, dtype, extent, splits.held_out, weight, banked, lazy,
-        source, prepare, tasks or False, splits.owners,
+        x, y, splits.rows, scales, device, dtype, extent, splits.held_out, weight, scaled_per_run,
+        lazy, source, prepare, tasks or False, splits.owners,
     )  # fmt: skip
     return held, splits, output, inputs
 
@@ -298,7 +298,7 @@ def fitted_rows(given: Given, specs: Sequence[RunSpec], validation: Any) -> list
         return [None] * len(specs)
     more = None
     if isinstance(validation, tuple | list):
-        vx = in_order(validation[0], given.names[0].columns, "validation x")
+        vx = reorder_columns(validation[0], given.names[0].columns, "validation x")
         more = FittedRows.of(*read((vx, validation[1]))[:2])
     found: list[FittedRows | None] = []
     for spec in specs:
@@ -540,7 +540,7 @@ def select_engine(run: Run, requested: str | Engine, method: Method, half: bool 
     elif own:
         return Engine("loop", reason="the method has its own functions")
     else:
-        chosen = choose(run.net, run.size * width, run.device)
+        chosen = choose_engine(run.net, run.size * width, run.device)
     if own:
         return chosen
     chosen = replace(chosen, half=half)
@@ -554,11 +554,11 @@ def select_engine(run: Run, requested: str | Engine, method: Method, half: bool 
     count = Count()
 
     def trial(tried: Engine) -> None:
-        with count if undecided() else nullcontext():
+        with count if may_use_threads() else nullcontext():
             replace(wide, engine=tried).value_and_grad(log_joint, state, batch, clock)
 
     try:
-        chosen = works(chosen, trial)
+        chosen = fall_back_to_loop(chosen, trial)
     except DoxaError:
         raise
     except Exception as error:  # whatever the user's forward raises

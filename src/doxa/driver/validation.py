@@ -20,7 +20,7 @@ the mixture of all functions f_s, shifted to the mean of member m,
     p(y_i) = 1/S Σ_s p(y_i | f_s(x_i) + f̄_m(x_i) − f̄(x_i))
 
 and the likelihood is calibrated within this mixture, so that the spread between members is not
-counted a second time (`ensemble/map.py` has the same for a noise level, in closed form).
+counted twice (`ensemble/map.py` has the same for a noise level, in closed form).
 `Likelihood.calibrates_on_held_out` is True for a likelihood with such parameters, and
 `Likelihood.calibrate_held_out` estimates them; without clear evidence from the rows, nothing
 changes. The weights of the rows are scaled to add up to their effective number.
@@ -62,11 +62,11 @@ _FROM_EACH = 50  # functions drawn from each Gaussian over functions
 _SEEN, _DRAWS = 256, 32  # training rows, and functions that predict them, for prior collapse
 
 
-HeldOutPredictions = list[tuple[Posterior, int]]  # a posterior, and the split that evaluates it
+PosteriorsBySplit = list[tuple[Posterior, int]]  # a posterior, and the split that evaluates it
 
 
 def evaluate_held_out(
-    posterior: Posterior, held_out_predictions: HeldOutPredictions, run: Run
+    posterior: Posterior, posteriors_by_split: PosteriorsBySplit, run: Run
 ) -> None:
     """Evaluate a run on its held-out rows, and store scores and status in the record."""
     data = run.rows
@@ -75,7 +75,7 @@ def evaluate_held_out(
     seen: dict[str, list[Tensor]] = {}
     weights: list[Tensor] = []
     found_by_mixture = "held_out_calibration" in posterior.diagnostics
-    for each, split in held_out_predictions:
+    for each, split in posteriors_by_split:
         p, y, weight = predicted(each, data, data.validation[split], split)
         if found_by_mixture and each is not posterior:
             mixed = _mixed(posterior, each, data, data.validation[split], split)
@@ -158,15 +158,15 @@ def check_prior_collapse(posterior: Posterior, run: Run) -> None:
         )
 
 
-def held_out_predictions(
+def posteriors_by_split(
     posterior: Posterior, method: Method, run: Run, part: slice, result: Progress
-) -> HeldOutPredictions:
+) -> PosteriorsBySplit:
     """The posterior of a run, whose members are `part`, and its split. If members hold out
     different rows: the posterior of each member alone, and its split."""
     splits = run.split_of[part]
     if len(set(splits)) == 1:
         return [(posterior, splits[0])]
-    each: HeldOutPredictions = []
+    each: PosteriorsBySplit = []
     for m, split in zip(range(part.start, part.stop), splits, strict=True):
         own = slice(m, m + 1)
         alone = method.finish(
@@ -326,7 +326,7 @@ CalibrationRows = tuple[  # f [S, N, ...], y, theta, weight [N]
 
 def calibrate_on_held_out(
     posterior: Posterior,
-    held_out_predictions: HeldOutPredictions,
+    posteriors_by_split: PosteriorsBySplit,
     method: Method,
     run: Run,
     stopped: bool,
@@ -341,13 +341,13 @@ def calibrate_on_held_out(
         method.overfits and before.calibrates_on_held_out and isinstance(posterior, WeightPosterior)
     ):
         return
-    rows = _rows(posterior, held_out_predictions, run)
+    rows = _rows(posterior, posteriors_by_split, run)
     if rows is None or effective_rows(rows[3]) < FEWEST:
         return
-    found = before.calibrate_held_out(*rows, stopped=len(held_out_predictions) * stopped)
+    found = before.calibrate_held_out(*rows, stopped=len(posteriors_by_split) * stopped)
     if found is None:
         return
-    for each in {id(p): p for p in (posterior, *(p for p, _ in held_out_predictions))}.values():
+    for each in {id(p): p for p in (posterior, *(p for p, _ in posteriors_by_split))}.values():
         assert isinstance(each, WeightPosterior)
         _take_up(each, found)
     posterior.record.metadata["fitted_likelihood"] = store.encode(before)
@@ -368,14 +368,14 @@ def _take_up(posterior: WeightPosterior, found: CalibratedLikelihood) -> None:
 
 
 def _rows(
-    posterior: Posterior, held_out_predictions: HeldOutPredictions, run: Run
+    posterior: Posterior, posteriors_by_split: PosteriorsBySplit, run: Run
 ) -> CalibrationRows | None:
     """The held-out rows and the functions at them. None if a prediction is not a mixture of
     functions."""
-    data, most = run.rows, _MOST_NUMBERS // len(held_out_predictions)
+    data, most = run.rows, _MOST_NUMBERS // len(posteriors_by_split)
     assert data.validation is not None
     parts: list[CalibrationRows] = []
-    for alone, split in held_out_predictions:
+    for alone, split in posteriors_by_split:
         rows = counted(data, data.validation[split], most // _FUNCTIONS)
         form = moved(posterior, alone, in_units(data, rows, split)[0])
         if form is None:

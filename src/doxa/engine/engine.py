@@ -115,7 +115,7 @@ class _Outside:
 _outside = _Outside()
 
 
-def undecided() -> bool:
+def may_use_threads() -> bool:
     """Whether there is a choice of threads; otherwise the work need not be counted."""
     return (_most.get() or torch.get_num_threads()) > 1
 
@@ -382,7 +382,9 @@ def _loop(
     return _stacked(outputs)
 
 
-def choose(model: Model, members: int, device: torch.device, same_weights: bool = False) -> Engine:
+def choose_engine(
+    model: Model, members: int, device: torch.device, same_weights: bool = False
+) -> Engine:
     """Choose an engine by rule, from the amount of work only. Members with the same weights, which
     differ in the noise of layers, share convolutions: these run once, or on all rows as one
     batch."""
@@ -402,7 +404,7 @@ def choose(model: Model, members: int, device: torch.device, same_weights: bool 
     return Engine("stack", None, reason=f"{members} members at once, {how}")
 
 
-def works(engine: Engine, trial: Callable[[Engine], Any]) -> Engine:
+def fall_back_to_loop(engine: Engine, trial: Callable[[Engine], Any]) -> Engine:
     """The engine, or "loop" if a trial of "stack" fails, with a warning in the log."""
     try:
         trial(engine)
@@ -414,7 +416,7 @@ def works(engine: Engine, trial: Callable[[Engine], Any]) -> Engine:
             raise
         reason = f"stacking failed ({str(error).splitlines()[0][:120]})"
         log.warning("engine: %s; members run one at a time", reason)
-        return works(replace(engine, kind="loop", reason=reason), trial)
+        return fall_back_to_loop(replace(engine, kind="loop", reason=reason), trial)
 
 
 def tiles(

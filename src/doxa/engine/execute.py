@@ -40,7 +40,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from doxa.data import Batch
 from doxa.engine.engine import Count
-from doxa.engine.simplify import overwritten, simplified, spelled_out, thrifty
+from doxa.engine.simplify import expand_products, overwritten, reuse_memory, simplify
 from doxa.model.inspection import draws_itself
 from doxa.model.model import LogDensity, Network
 from doxa.noise import PrefetchedNoise, Request
@@ -146,7 +146,7 @@ def _traced(
 
     names = list(state)
     leaves, spec = _leaves(batch)
-    requests = _rehearsed(step, state, batch, t, rate, ahead)
+    requests = _noise_requests(step, state, batch, t, rate, ahead)
     changed: list[str] = []
     keys: list[str] = []
     owned = {} if compiled else {"owned": True}  # an optimiser overwrites what is `ours` below
@@ -171,14 +171,21 @@ def _traced(
     def numbers(step: int) -> list[Tensor]:
         return [read(step) for read in readers]
 
-    example = [*(_fresh(state[name]) for name in names), *map(_solid, leaves), t, rate]
-    example += map(_solid, numbers(int(t)))
+    example = [
+        *(_contiguous_copy(state[name]) for name in names),
+        *map(_contiguous, leaves),
+        t,
+        rate,
+    ]
+    example += map(_contiguous, numbers(int(t)))
     with unfused() if compiled else nullcontext():
         module = make_fx(flat)(*example)
-    module = simplified(module, example)
+    module = simplify(module, example)
     written = _written(module, names)
     ours: State = {}  # the state that was returned last
-    call: Callable[..., Any] = _compiled(module, example) if compiled else thrifty(module).forward
+    call: Callable[..., Any] = (
+        _compiled(module, example) if compiled else reuse_memory(module).forward
+    )
 
     def run(state: State, batch: Batch, t: Tensor, rate: Tensor) -> Any:
         nonlocal ours
@@ -188,7 +195,7 @@ def _traced(
         if requests:
             given += numbers(int(t))
         with torch.no_grad():
-            out = call(*map(_solid, given) if compiled else given)
+            out = call(*map(_contiguous, given) if compiled else given)
         new = ours = state | dict(zip(changed, out, strict=False))
         return new, dict(zip(keys, out[len(changed) :], strict=True))
 
@@ -205,7 +212,7 @@ def _written(module: torch.fx.GraphModule, names: list[str]) -> list[str]:
     return [name for name, node in zip(names, inputs, strict=False) if node in held]
 
 
-def _rehearsed(
+def _noise_requests(
     step: Step, state: State, batch: Batch, t: Tensor, rate: Tensor, ahead: PrefetchedNoise | None
 ) -> list[Request]:
     """The random numbers that a step requests. The step is run once on a copy, so that values that
@@ -219,28 +226,28 @@ def _rehearsed(
     return list(asked)
 
 
-def _solid(value: Tensor) -> Tensor:
+def _contiguous(value: Tensor) -> Tensor:
     return value if value.is_contiguous() else value.contiguous()
 
 
-def _fresh(value: Tensor) -> Tensor:
+def _contiguous_copy(value: Tensor) -> Tensor:
     return value.clone(memory_format=torch.contiguous_format)
 
 
 def _compiled(module: torch.fx.GraphModule, example: list[Tensor]) -> Callable[..., Any]:
     """The compiled module. On the CPU, dynamo is not used: its guards cost as much as a small step.
-    Shapes and types never change here, and `_solid` makes the strides fixed. tanh becomes
+    Shapes and types never change here, and `_contiguous` makes the strides fixed. tanh becomes
     2σ(2x) − 1, which is three times as fast, and as exact as single precision is near ±1. The
     processor's list of instructions is used without a test, which would take five seconds; a
     failure falls back to eager."""
     if example[0].device.type != "cpu":
-        return torch.compile(spelled_out(module), dynamic=False)
-    wishes = {
+        return torch.compile(expand_products(module), dynamic=False)
+    wanted = {
         "size_asserts": False, "alignment_asserts": False, "cpp.use_decompose_tanh": True,
         "cpp.vec_isa_ok": True,
     }  # fmt: skip
     known = set(torch._inductor.list_options())  # of this version
-    options = {name: wish for name, wish in wishes.items() if name in known}
+    options = {name: value for name, value in wanted.items() if name in known}
     with torch.no_grad():
         return torch._inductor.compile(module, list(example), options=options)
 
@@ -362,7 +369,7 @@ def _repeats(run: Any) -> bool:
 Inner = Callable[[State, Batch, State], State]  # the state, rows, and the values it advances
 Part = Callable[[State], State]
 
-_FOLLOWED = ("traced", "compiled")  # a graph's tensors would be overwritten by its next call
+_RECORDED_MODES = ("traced", "compiled")  # a graph's tensors would be overwritten by its next call
 
 
 class Recorded:
@@ -422,7 +429,7 @@ class Recorded:
 
         def call(values: State) -> State:
             mode = "eager" if self._executor is None else self._executor.mode
-            if mode not in _FOLLOWED:
+            if mode not in _RECORDED_MODES:
                 return inner(values)
             if mode not in ready:
                 ready[mode] = Executor(step, mode)

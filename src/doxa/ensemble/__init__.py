@@ -1,1 +1,1 @@
-"""Points and sets of points: MAP, SWA, deep ensembles, SVGD."""
+"""Point estimates and ensembles of them: MAP, SWA, deep ensembles, SVGD."""

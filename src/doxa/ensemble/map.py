@@ -47,8 +47,8 @@ _LEAST = 0.1  # smallest share of σ² that remains, as few rows are unreliable
 
 
 def without_spread(run: Run, state: State, theta: Tensor) -> Tensor:
-    """Weights [M, P] of a run's members with that noise, where it is learned and rows were held
-    out; as they are otherwise, and of a member alone."""
+    """The weights [M, P] of a run's members with that noise, if it is learned and rows were held
+    out; otherwise, and for a single member, they do not change."""
     learned = run.likelihood.learns_noise and _LOG_NOISE in run.layout.names
     if run.size == 1 or run.data.validation is None or not learned:
         return theta
@@ -73,7 +73,7 @@ def without_spread(run: Run, state: State, theta: Tensor) -> Tensor:
 
 
 def _some(rows: Tensor) -> Tensor:
-    """At most so many, evenly."""
+    """At most this many rows, evenly spaced."""
     return rows[torch.linspace(0, len(rows) - 1, min(len(rows), _ROWS)).round().long()]
 
 

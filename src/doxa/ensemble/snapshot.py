@@ -4,13 +4,13 @@
     p(y | x) = (1/K) Σ_k p(y | x, θ_k),   K = snapshots
 
 Huang, Li, Pleiss, Liu, Hopcroft & Weinberger (2017); Loshchilov & Hutter (2017). The rate falls to
-zero in each cycle, so that every snapshot is a trained network, and starts anew, which throws it
-out of where it was, with an optimiser that remembers nothing. Where rows are held out, a cycle is
-one training with early stopping: the snapshot is its point that predicts them best, from which the
-next cycle starts. Else every snapshot of a small table has learned it by heart. An ensemble for the
-price of one network; its members are nearer to each other than those of a deep ensemble. Snapshots
-have BatchNorm statistics of their own, those they were trained with. With `members`, each member is
-such a run.
+zero in each cycle, so that every snapshot is a trained network. Then the rate starts again at α₀,
+with a new state of the optimiser, and the weights leave their mode. If rows are held out, a cycle
+is one training with early stopping: the snapshot is the point that predicts them best, and the next
+cycle starts there. Without held-out rows, every snapshot overfits a small table. This is an
+ensemble at the cost of one network; its members are nearer to each other than those of a deep
+ensemble. Each snapshot keeps the BatchNorm statistics of its training. With `members`, each member
+is such a run.
 """
 
 from __future__ import annotations
@@ -83,11 +83,11 @@ class SnapshotEnsemble(Method):
             yield optimise(log_joint, run.steps, name="maximum")
             objective = of_subset(log_joint)
         for k in range(self.snapshots):
-            walk = optimise(objective, cycle, name=f"cycle {k + 1}")
-            begin = walk.enter
+            training = optimise(objective, cycle, name=f"cycle {k + 1}")
+            begin = training.enter
             assert begin is not None
-            yield replace(walk, rates=self.rates(run, cycle), enter=self._entered(k, begin))
-        yield Stage("last snapshot", walk.step, 0, enter=self._take)
+            yield replace(training, rates=self.rates(run, cycle), enter=self._entered(k, begin))
+        yield Stage("last snapshot", training.step, 0, enter=self._take)
         yield from noise_on_held_out(self._mixed, run, f"{_KEPT}theta")
 
     def _entered(self, k: int, begin: Hook) -> Hook:
@@ -116,8 +116,8 @@ class SnapshotEnsemble(Method):
         return room | {"taken": torch.zeros_like(run.n)}
 
     def _take(self, run: Run, state: State) -> State:
-        """Keep the network as it is, here and in the places of those to come, so that a run that
-        is stopped has no other."""
+        """Store the current network as this snapshot and as all later ones, so that a run that is
+        stopped has valid snapshots."""
         count, taken = self.snapshots - self.skip, state["taken"]
         free = torch.arange(count, device=run.device) >= taken.unsqueeze(1)  # [M, K]
         new = {"taken": taken + 1}
@@ -143,5 +143,5 @@ def _network(state: State) -> State:
 
 
 def _snapshots(state: State) -> State:
-    """The networks that were kept, as a state of particles: {name: [M, K, ...]}."""
+    """The stored networks, as a state of particles: {name: [M, K, ...]}."""
     return {n.removeprefix(_KEPT): v for n, v in state.items() if n.startswith(_KEPT)}

@@ -1,15 +1,15 @@
-"""Stein variational gradient descent: particles that climb the posterior and repel each other.
+"""Stein variational gradient descent: particles that ascend the posterior and repel each other.
 
     θ_i ← θ_i + ε φ(θ_i),    φ(θ) = 1/K Σ_j [ k(θ_j, θ) ∇ log p(θ_j, D) + T ∇_{θ_j} k(θ_j, θ) ]
     k(θ, θ') = exp(−‖θ − θ'‖² / h),    h = med² / log K
 
-Liu & Wang (2016). φ is the direction that lowers KL(q ‖ p) fastest among functions of a unit ball
+Liu & Wang (2016). φ is the direction that lowers KL(q ‖ p) fastest among functions in the unit ball
 of the kernel's Hilbert space; med is the median distance between particles. One particle is MAP.
-Gradients are those of mini-batches. Use it for a handful of networks that know of each other, at
-the price of an ensemble. In many dimensions the kernel sees all particles as equally far apart and
-the spread comes out too small (Ba et al., 2022): treat it as an ensemble, not as a sample.
-Weights outside the model's subset are common to all particles and climb their mean gradient;
-dropout is off, and each particle has BatchNorm statistics of its own.
+Gradients are those of mini-batches. Use it for a few networks that repel each other, at the cost of
+an ensemble. In many dimensions all distances between particles are similar, and the spread is too
+small (Ba et al., 2022): treat it as an ensemble, not as a sample. Weights outside the model's
+subset are shared by all particles and follow their mean gradient; dropout is off, and each particle
+has its own BatchNorm statistics.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class SVGD(Method):
             run.expand_particles(self.particles).init_network(), self.particles
         )
         theta = state["theta"]  # [M, K, P]
-        if not run.settings.fresh:  # particles at one place would never part
+        if not run.settings.fresh:  # particles with equal weights would stay equal
             away = run.noise("particles").normal(tuple(theta.shape[1:]))
             theta = theta + 0.01 * theta.square().mean(2, keepdim=True).sqrt() * away
         if run.free is not None:
@@ -117,7 +117,7 @@ class SVGD(Method):
 
 
 def _off_diagonal(square: Tensor) -> Tensor:
-    """[M, K, K] to [M, K(K − 1)]: read past each entry of the diagonal, by shapes alone."""
+    """[M, K, K] to [M, K(K − 1)], without the diagonal, by reshaping only."""
     k = square.shape[1]
     return square.flatten(1)[:, 1:].unflatten(1, (k - 1, k + 1))[:, :, :-1].flatten(1)
 

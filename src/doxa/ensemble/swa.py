@@ -3,13 +3,13 @@
     w ← w − α(i) ∇L(w);   every c steps:  w_SWA ← (w_SWA · n + w) / (n + 1)
     α(i) = (1 − t(i)) α₁ + t(i) α₂,   t(i) = ((i − 1) mod c + 1) / c       (cyclic)
 
-Izmailov, Podoprikhin, Garipov, Vetrov & Wilson (2018), Algorithm 1. The first share of the steps is
-ordinary training; then the rate stays at α₁ (constant), or falls from α₁ to α₂ in every cycle, and
-the points at the ends of cycles are averaged. They lie around a wide optimum and their mean near
-its middle, which generalises better than any of them. BatchNorm statistics belong to no point that
-was visited: they are recomputed for the mean by one pass over the data; without them the mean that
-predicts held-out rows best is kept, where rows are held out. One point has no epistemic
-uncertainty: with `members` it is an ensemble of such points.
+Izmailov, Podoprikhin, Garipov, Vetrov & Wilson (2018), Algorithm 1. The first part of the steps is
+ordinary training. Then the rate stays at α₁ (constant), or falls from α₁ to α₂ in every cycle, and
+the points at the ends of cycles are averaged. The points lie around a wide optimum, and their mean
+lies near its middle, where it generalises better than the points. The mean has no BatchNorm
+statistics from training, so they are recomputed by one pass over the data. Without BatchNorm, if
+rows are held out, the mean that predicts them best is kept. One point has no epistemic uncertainty;
+with `members`, it is an ensemble of such points.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class SWA(Method):
         steps = self.averaging_steps(run)
         if run.steps > steps:
             yield optimise(log_joint, run.steps - steps, name="train")
-        averaging = optimise(  # the average has no BatchNorm statistics yet, and no score then
+        averaging = optimise(  # the average has no BatchNorm statistics yet, so no score
             log_joint, steps, average=1.0, every=self.cycle, name="average",
             validates=not run.net.momenta,
         )  # fmt: skip

@@ -3,15 +3,15 @@
     θ̄ = (1/T) Σ_i θ_i,   Σ_diag = diag((1/T) Σ_i θ_i² − θ̄²),   D̂ = [θ_i − θ̄], the last K of the T
     q(θ) = N(θ̄, ½ Σ_diag + D̂ D̂ᵀ / (2 (K − 1)))
 
-Maddox, Izmailov, Garipov, Vetrov & Wilson (2019), on the trajectory of SWA. The points wander
-around an optimum on a scale that the rate and the batch set, so the Gaussian's width is theirs too:
-a larger `swa_lr` makes it wider. In the paper a point's deviation is taken from the mean of those
-until then (`deviations="running"`); from the mean of all, as here by default, it is a sample
-covariance. `rank=0` leaves Σ_diag alone (SWAG-diagonal). With members it is MultiSWAG (Wilson &
-Izmailov, 2020). Learned noise is the trajectory's mean, without uncertainty. A network with
-BatchNorm is drawn from once, at the end, and the statistics are recomputed for every draw. Without
-it, where rows are held out, the trajectory ends (after two points at least) where its mean predicts
-them best: on a small table it walks on to weights that know it by heart.
+Maddox, Izmailov, Garipov, Vetrov & Wilson (2019), on the trajectory of SWA. The rate and the batch
+size determine how far the points are from the optimum, and so the width of the Gaussian: a larger
+`swa_lr` makes it wider. In the paper, the deviation of a point is relative to the mean of the
+points so far (`deviations="running"`). By default it is relative to the mean of all points, which
+gives a sample covariance. With `rank=0` there is only Σ_diag (SWAG-diagonal). With members it is
+MultiSWAG (Wilson & Izmailov, 2020). Learned noise is the mean of the trajectory, without uncertainty. If the
+network has BatchNorm, networks are drawn once, at the end, and the statistics are recomputed for
+every draw. Without BatchNorm, if rows are held out, the trajectory ends where its mean predicts
+them best, but after two points at least: on a small table, later points overfit.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class SWAG(SWA):
 
     Parameters
     ----------
-    rank: K, the points whose deviations make the low-rank part; 0 for the diagonal alone.
+    rank: K, the number of points whose deviations form the low-rank part; 0: only the diagonal.
     deviations: from the "final" mean, or, as in the paper, from the "running" one.
     scale: the covariance is multiplied by it; 1 is the paper's.
     samples: with BatchNorm, the networks that are drawn, each given statistics of its own.
@@ -95,19 +95,20 @@ class SWAG(SWA):
         watched = run.data.validation is not None and not run.net.momenta and points > _LEAST
         cuts = [0, _LEAST, points] if watched else [0, points]
         for first, last in pairwise(cuts):
-            walk = optimise(
+            training = optimise(
                 log_joint, (last - first) * c, name=f"points {first + 1} to {last}",
                 validates=first > 0,
             )  # fmt: skip
             yield replace(
-                walk, rates=rates[first * c : last * c], enter=self._entered(first, walk.enter),
+                training, rates=rates[first * c : last * c],
+                enter=self._entered(first, training.enter),
                 hooks={(i - first) * c: self._add(i) for i in range(first + 1, last)},
             )  # fmt: skip
         if not watched:
-            yield Stage("last point", walk.step, 0, over=("mean",), enter=self._add(points))
+            yield Stage("last point", training.step, 0, over=("mean",), enter=self._add(points))
 
     def _entered(self, done: int, begin: Hook | None) -> Hook:
-        """Onto the walk, after so many points."""
+        """The start of the trajectory, after `done` points."""
         assert begin is not None
         take = self._add(done) if done else lambda run, state: state | self._empty(run)
         return lambda run, state: begin(run, take(run, state))
@@ -121,7 +122,7 @@ class SWAG(SWA):
         }  # fmt: skip
 
     def _add(self, i: int) -> Hook:
-        """Take the i-th point in (Welford, 1962)."""
+        """Add the i-th point to the moments (Welford, 1962)."""
 
         def add(run: Run, state: State) -> State:
             theta, before = state["theta"], state["mean"]
@@ -132,7 +133,7 @@ class SWAG(SWA):
             if i > 1:
                 new["squares"] = state["squares"] + (theta - before)[:, own] * away
             if self.rank:
-                # from the final mean: the point itself, which is centred in the end
+                # for the final mean: the point itself, which is centred at the end
                 column = away if self.deviations == "running" else theta[:, own]
                 new["deviations"] = state["deviations"].clone()
                 new["deviations"][:, i % self.rank] = column
@@ -172,7 +173,7 @@ class SWAG(SWA):
         ).scaled(scale)
 
     def _drawn(self, run: Run, gaussian: GaussianPosterior, state: State) -> Posterior:
-        """Draws of the Gaussian, each with statistics of its own."""
+        """Draws of the Gaussian, each with its own BatchNorm statistics."""
         k, covariance = self.samples, gaussian.covariance
         eps = (
             run.expand_particles(k)

@@ -14,7 +14,7 @@ Mondrian conformal prediction (Vovk et al., 2005) has coverage within every grou
 into groups, and each group has a threshold of its own. Groups are the classes of the labels, or
 come from the inputs, by a column of x or a function of x.
 
-Conformal intervals from held-out rows: split and quantile (CQR).
+**Intervals from held-out rows**: split and quantile (CQR).
 
     split    s = |y - m(x)|                          [m - t, m + t]
     scaled   s = |y - m(x)| / σ(x)                   [m - t σ, m + t σ]
@@ -25,7 +25,7 @@ l and u its quantiles at (1 ∓ level) / 2. Split: Papadopoulos et al. (2002), L
 CQR: Romano, Patterson and Candès (2019); where t is negative and the bounds would cross, both are
 their midpoint. With several outputs each has its own t, and the level holds for each by itself.
 
-Conformal sets of classes from held-out rows.
+**Sets of classes from held-out rows.**
 
     LAC    s(x, y) = -log p(y | x)                                             all c with s <= t
     APS    s(x, y) = Σ_{c before y} p(c | x) + u p(y | x),   u ~ U(0, 1)       all c with s <= t
@@ -37,7 +37,7 @@ be empty. APS (Romano, Sesia and Candès, 2020) adapts to the difficulty of a ro
 exact (u is a function of the row: see `row_uniforms`). With u = 1 (`randomized=False`) its sets are
 deterministic, larger, and never empty: they contain the likeliest class.
 
-Jackknife+: conformal intervals without calibration rows, from fits that each hold some rows out.
+**Jackknife+**: intervals without calibration rows, from fits that each hold some rows out.
 
     r_i = |y_i - m_{-i}(x_i)|
     low(x)  = the ⌊(n + 1) α⌋-th smallest of m_{-i}(x) - r_i

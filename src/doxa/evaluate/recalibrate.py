@@ -3,12 +3,9 @@
 `recalibrate` checks the calibration rows, fits one of the transforms below, and returns the
 transformed posterior.
 
-Smooth convex losses are minimised by Newton's method, with steps by conjugate gradients:
-
-    H d = -g (to a tolerance that tightens as g shrinks),   θ ← θ + t d,  t halved until f falls
-
-Nocedal and Wright (2006), ch. 7. No matrix is formed, every step decreases the loss, and nothing is
-random: the same rows give the same parameters, never worse than the start.
+Smooth convex losses are minimised by L-BFGS with steps by the strong Wolfe conditions (Nocedal and
+Wright, 2006, ch. 7), in coordinates where their curvature is about the same in every direction.
+Nothing is random: the same rows give the same parameters, never worse than the start.
 
 Histogram binning and isotonic regression have one curve per class, from probability to probability.
 With two classes (and Bernoulli) one curve for the second class is exact. With more classes, each
@@ -56,9 +53,9 @@ C² + C parameters; ODIR, its authors' regularisation, adds
 
     off_diagonal / (C (C - 1)) Σ_{i≠j} W_ij²  +  intercept / C  Σ_j b_j²
 
-to the mean loss. Rows that are perfectly separable have no finite optimum: the search ends when the
-gradient of the mean loss is below 1e-10. With Bernoulli, no and yes are the two classes, and all
-outputs of a row share the parameters.
+to the mean loss. Rows that are perfectly separable have no finite optimum: the search ends when no
+entry of the gradient of the mean loss is above 1e-10. With Bernoulli, no and yes are the two
+classes, and all outputs of a row share the parameters.
 
 Variance scaling: standard deviations times one factor for each output.
 
@@ -193,56 +190,26 @@ def residuals(p: Predictive, y: Any) -> tuple[Tensor, Tensor, Tensor]:
     return p.form.targets(y).double(), mean, std
 
 
-_STEPS, _HALVINGS = 300, 40
-_SUFFICIENT = 1e-4  # of the decrease that the gradient predicts
+def minimise(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
+    """θ of any shape, by L-BFGS: of the smallest loss that it saw, the start's included."""
+    theta = start.detach().clone(memory_format=torch.contiguous_format).requires_grad_()
+    search = torch.optim.LBFGS(
+        [theta], max_iter=500, history_size=50, tolerance_grad=1e-10, tolerance_change=1e-14,
+        line_search_fn="strong_wolfe",
+    )  # fmt: skip
+    least, best = math.inf, start
 
+    def closure() -> Tensor:
+        nonlocal least, best
+        search.zero_grad()
+        value = loss(theta)
+        value.backward()
+        if value.item() < least:
+            least, best = value.item(), theta.detach().clone()
+        return value
 
-def minimise(loss: Callable[[Tensor], Tensor], start: Tensor, tolerance: float = 1e-10) -> Tensor:
-    """θ of any shape; ends where the gradient is below `tolerance`, or the loss falls no more."""
-    theta, value = start.detach(), float(loss(start))
-    for _ in range(_STEPS):
-        with torch.enable_grad():
-            variable = theta.clone().requires_grad_()
-            (gradient,) = torch.autograd.grad(loss(variable), variable, create_graph=True)
-        g = gradient.detach()
-        size = float(g.norm())
-        if size <= tolerance:
-            break
-
-        def curvature(v: Tensor, of: Tensor = gradient, at: Tensor = variable) -> Tensor:
-            return torch.autograd.grad(of, at, v, retain_graph=True)[0]
-
-        step = _conjugate_gradients(curvature, -g, min(0.1, size**0.5) * size)
-        promised = float((g * step).sum())
-        t = 1.0
-        for _ in range(_HALVINGS):
-            new = theta + t * step
-            new_value = float(loss(new))
-            if new_value <= value + _SUFFICIENT * t * promised:
-                break
-            t *= 0.5
-        if not new_value < value:
-            break
-        theta, value = new, new_value
-    return theta
-
-
-def _conjugate_gradients(apply: Callable[[Tensor], Tensor], b: Tensor, tolerance: float) -> Tensor:
-    """x with A x = b, A positive semi-definite; stops where A is flat."""
-    x, r = torch.zeros_like(b), b
-    d, square = r, float((r * r).sum())
-    for _ in range(2 * b.numel()):
-        if square**0.5 <= tolerance:
-            break
-        image = apply(d)
-        bend = float((d * image).sum())
-        if bend <= 1e-14 * float((d * d).sum()):
-            return x if bool((x != 0).any()) else b
-        step = square / bend
-        x, r = x + step * d, r - step * image
-        new = float((r * r).sum())
-        d, square = r + (new / square) * d, new
-    return x
+    search.step(closure)
+    return best
 
 
 class OneVsRest(ClassMap):
@@ -453,7 +420,10 @@ def fit_dirichlet(
     rows.check_classes("dirichlet")
     z, classes = rows.log_probs, rows.log_probs.shape[1]
     table = torch.cat([z, z.new_ones(len(z), 1)], 1)
-    whiten = _whitening(table)
+    # Twice the weights of the squares, over the typical curvature 1/C of the loss.
+    squares = table.new_full((classes + 1,), 2.0 * off_diagonal / max(classes - 1, 1))
+    squares[-1] = 2.0 * intercept
+    whiten = _whitening(torch.cat([table, (len(table) * squares).sqrt().diag()]), len(table))
     design = table @ whiten
     eye = torch.eye(classes, dtype=z.dtype, device=z.device)
     start = torch.cat([eye, eye.new_zeros(1, classes)])
@@ -476,10 +446,10 @@ def _mean_loss(logits: Tensor, y: Tensor) -> Tensor:
     return (torch.logsumexp(logits, 1) - of_label).mean()
 
 
-def _whitening(table: Tensor) -> Tensor:
-    """[D, D], invertible, such that the columns of table @ it are orthonormal, times √n;
+def _whitening(table: Tensor, n: int) -> Tensor:
+    """[D, D], invertible, such that the columns of table @ it are orthogonal, of length √n;
     directions in which the table does not vary are left as they are."""
-    triangle = torch.linalg.qr(table, mode="r")[1] / len(table) ** 0.5
+    triangle = torch.linalg.qr(table, mode="r")[1] / n**0.5
     _, values, directions = torch.linalg.svd(triangle, full_matrices=True)
     scale = table.new_ones(table.shape[1])
     scale[: len(values)] = torch.where(values > 1e-10 * values[0], values, 1.0)

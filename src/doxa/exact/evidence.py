@@ -1,21 +1,20 @@
-"""σ² and the prior variance s² of a linear model by evidence or by maximum likelihood.
+"""σ² and the prior variance s² of a linear model, by evidence or by maximum likelihood.
 
-One unknown at a time is found on a grid and refined by golden section and Newton steps, for all
-members (and outputs) at once: the function may have two maxima, so that a gradient from one start
-is not enough. The grid reaches as far as a maximum can lie, which the data says: no ratio of signal
-to noise is taken for granted.
-
-What a linear model needs of its data: sums over rows, and their spectrum.
-
-With ΦᵀΦ = V diag(λ) Vᵀ, b = Vᵀŵ of least squares, RSS its residual and ρ = s²/σ², for each output
+The statistics of the data are sums over rows, and their spectrum. With ΦᵀΦ = V diag(λ) Vᵀ, b = Vᵀŵ
+of least squares, RSS its residual and ρ = s²/σ², for each output
 
     log p(y | σ, s) = −½ [n log 2πσ² + Σ_j log(1 + ρλ_j) + (RSS + Σ_j λ_j b_j² / (1 + ρλ_j)) / σ²]
 
-which is log N(y; 0, σ²I + s²ΦΦᵀ) at the cost of a few sums, and good at any ratio ρ. So are the
-posterior's moments, V diag(ρλ/(1 + ρλ)) b and V diag(s²/(1 + ρλ)) Vᵀ.
+This is log N(y; 0, σ²I + s²ΦΦᵀ) at the cost of a few sums, and it is accurate for any ratio ρ. The
+same holds for the posterior's moments, V diag(ρλ/(1 + ρλ)) b and V diag(s²/(1 + ρλ)) Vᵀ.
 
-The sums are taken about a function Φw₀ near the data. About 0, RSS = yᵀy − … would lose what lies
-below the last digit of yᵀy: all of it, once σ is under 1e-8 of y.
+The sums are taken about a function Φw₀ near the data. If they were taken about 0, RSS = yᵀy − …
+would lose everything below the last digit of yᵀy, which is all of it if σ is below 1e-8 of y.
+
+One unknown at a time is found on a grid, and refined by golden section and Newton steps, for all
+members (and outputs) at once. The function may have two maxima, so a gradient from one start would
+not be enough. The grid reaches as far as a maximum can lie. These limits follow from the data, so
+no ratio of signal to noise is assumed.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class Statistics:
     origin: Tensor
 
     def plus(self, phi: Tensor, y: Tensor) -> Statistics:
-        """With further rows φ [(K,) N, F] and y [N, O]."""
+        """The sums with further rows φ [(K,) N, F] and y [N, O]."""
         e = y - phi @ self.origin  # [K, N, O]
         return Statistics(
             self.gram + phi.mT @ phi,
@@ -55,10 +54,11 @@ class Statistics:
 
 @dataclass(frozen=True)
 class Spectrum:
-    """The same in the eigenvectors of ΦᵀΦ.
+    """The same sums in the basis of the eigenvectors of ΦᵀΦ.
 
     values: λ [M, F]. vectors: V [M, F, F]. best: b [M, F, O]. residual: RSS [M, O]. n: [M].
-    resolution: what RSS would be of an exact fit, from rounded numbers [M, O]; RSS is no less.
+    resolution: the RSS that an exact fit would have because of rounding [M, O]; RSS is at least
+    that.
     """
 
     values: Tensor
@@ -70,10 +70,10 @@ class Spectrum:
 
     @classmethod
     def of(cls, data: Statistics, dtype: torch.dtype) -> Spectrum:
-        """Of sums over rows that were given in `dtype`.
+        """The spectrum of sums over rows that were given in `dtype`.
 
-        Rounded to a relative ε, a row of y = Φŵ misses it by ε (|y| + Σ_f |φ_f ŵ_f|) at most; RSS
-        itself is a difference of two numbers.
+        If y = Φŵ is rounded to a relative ε, a row misses it by at most ε (|y| + Σ_f |φ_f ŵ_f|);
+        RSS is itself a difference of two numbers.
         """
         values, vectors = torch.linalg.eigh(data.gram)
         tiny, size = torch.finfo(values.dtype).eps, values.shape[-1]
@@ -92,7 +92,7 @@ class Spectrum:
 
     @property
     def fitted(self) -> Tensor:
-        """λb²: what each direction explains of yᵀy, [M, F, O]."""
+        """λb², the part of yᵀy that each direction explains, [M, F, O]."""
         return self.values[..., None] * self.best.square()
 
     @property
@@ -110,14 +110,14 @@ class Spectrum:
         return torch.log1p(rho.unsqueeze(1) * self.values[..., None]).sum(1)
 
     def log_evidence(self, log_noise: Tensor, log_std: Tensor) -> Tensor:
-        """Of each output, [M, O], at log σ [M, O or 1] and log s [M]."""
+        """The log evidence of each output, [M, O], at log σ [M, O or 1] and log s [M]."""
         rho = (2 * (log_std[:, None] - log_noise)).exp()
         quadratic = self.misfit(rho) * (-2 * log_noise).exp()
         constant = self.n[:, None] * (math.log(2 * math.pi) + 2 * log_noise)
         return -0.5 * (constant + self.complexity(rho) + quadratic)
 
     def mean(self, log_noise: Tensor, log_std: Tensor) -> Tensor:
-        """The posterior's, of the weights: [M, F, O]."""
+        """The posterior mean of the weights: [M, F, O]."""
         gain = (2 * (log_std[:, None] - log_noise)).exp().unsqueeze(1) * self.values[..., None]
         return self.vectors @ (self.best * (gain / (1.0 + gain)))
 
@@ -128,8 +128,8 @@ class Spectrum:
         return root[..., None] * self.vectors.mT[:, None]
 
     def undecided(self, log_noise: Tensor, log_std: Tensor) -> Tensor:
-        """Where the evidence cannot tell σ from none, [M, O or 1]: it is down at the resolution, or
-        a thousandth of it would do as well."""
+        """Whether the evidence cannot distinguish σ from zero, [M, O or 1]: σ is at the resolution,
+        or a thousandth of it has the same evidence."""
         sure = replace(self, residual=self.residual - self.resolution)
         here, below = (sure.log_evidence(log_noise - d, log_std) for d in (0.0, math.log(1e3)))
         gain, floor = below - here, self.resolution / self.n[:, None]
@@ -155,7 +155,7 @@ def by_evidence(
     log_noise, log_std = _fit_both(data)
     if not per_output:
         return log_noise, log_std
-    for _ in range(25):  # coordinate by coordinate: the noises depend on each other through s only
+    for _ in range(25):  # by coordinates: noise levels depend on each other only by s
         before, log_noise = log_std, _fit_noise(data, log_std, per_output)
         log_std = _fit_std(data, log_noise)
         if bool(((log_std - before).abs() < 1e-10).all()):
@@ -164,13 +164,13 @@ def by_evidence(
 
 
 def by_likelihood(data: Spectrum, per_output: bool) -> Tensor:
-    """log σ of maximum likelihood, σ² = RSS/n: [M, 1 or O]."""
+    """log σ by maximum likelihood, σ² = RSS/n: [M, 1 or O]."""
     each = data.residual / data.n[:, None]
     return 0.5 * (each if per_output else each.mean(1, keepdim=True)).log()
 
 
 def _scales(data: Spectrum) -> tuple[Tensor, Tensor]:
-    """(the largest λ, the smallest one above 0), [M]; 1 where all are 0."""
+    """The largest λ and the smallest λ above 0, [M]; 1 if all are 0."""
     most = data.values.amax(-1)
     most = torch.where(most > 0, most, torch.ones_like(most))
     least = data.values.masked_fill(data.values <= 0, math.inf).amin(-1)
@@ -178,7 +178,7 @@ def _scales(data: Spectrum) -> tuple[Tensor, Tensor]:
 
 
 def _fit_both(data: Spectrum) -> tuple[Tensor, Tensor]:
-    """Over ρ = s²/σ², with σ² at its maximum for each ρ: misfit / (n O).
+    """The maximum over ρ = s²/σ², with σ² at its maximum for each ρ, which is misfit / (n O).
 
     In log ρ the slope is ½ Σ_jo [(nO λ_j b_jo² / misfit) u/(1 + u)² − u/(1 + u)] with u = ρλ_j:
     no maximum lies beyond 1 + u = nO Σ λb² / RSS for the least λ.
@@ -200,8 +200,11 @@ def _fit_both(data: Spectrum) -> tuple[Tensor, Tensor]:
 
 
 def _fit_std(data: Spectrum, log_noise: Tensor) -> Tensor:
-    """The slope in log s² is ½ Σ_jo [(λ_j b_jo²/σ_o²) u/(1 + u)² − u/(1 + u)] with u = s²λ_j/σ_o²:
-    no maximum lies beyond s²λ = λb² for the least λ."""
+    """The maximum over s at a given σ.
+
+    The slope in log s² is ½ Σ_jo [(λ_j b_jo²/σ_o²) u/(1 + u)² − u/(1 + u)] with u = s²λ_j/σ_o²:
+    no maximum lies beyond s²λ = λb² for the least λ.
+    """
     most, least = _scales(data)
     low = log_noise.amin(1) - 0.5 * (most.log() + math.log(1e6))
     above = data.fitted.amax((1, 2)) + (2 * log_noise).exp().amax(1)
@@ -210,8 +213,11 @@ def _fit_std(data: Spectrum, log_noise: Tensor) -> Tensor:
 
 
 def _fit_noise(data: Spectrum, log_std: Tensor, per_output: bool) -> Tensor:
-    """At the maximum σ² = |y − Φμ|² / (n − γ) with γ ≥ 0, which is RSS/n or more; past yᵀy every
-    term of the slope is negative."""
+    """The maximum over σ at a given s.
+
+    There σ² = |y − Φμ|² / (n − γ) with γ ≥ 0, which is at least RSS/n. Beyond yᵀy every term of the
+    slope is negative.
+    """
     size = torch.stack([data.residual / data.n[:, None], data.square])  # [2, M, O]
     low, high = 0.5 * (size if per_output else size.mean(2, keepdim=True)).log()
 
@@ -223,7 +229,7 @@ def _fit_noise(data: Spectrum, log_std: Tensor, per_output: bool) -> Tensor:
 
 
 def maximise(value: Callable[[Tensor], Tensor], low: Tensor, high: Tensor) -> Tensor:
-    """The elementwise maximum of a function of tensors on [low, high], everywhere at once."""
+    """The maximum of each element of a function of tensors on [low, high]."""
     points = [torch.lerp(low, high, i / (_GRID - 1)) for i in range(_GRID)]
     best = torch.stack([value(point) for point in points]).argmax(0)
     width = (high - low) / (_GRID - 1)
@@ -234,7 +240,7 @@ def maximise(value: Callable[[Tensor], Tensor], low: Tensor, high: Tensor) -> Te
         right = value(c) < value(d)
         a, b = torch.where(right, c, a), torch.where(right, b, d)
     at = (a + b) / 2
-    for _ in range(3):  # golden section gives half of the digits; Newton steps give the rest
+    for _ in range(3):  # golden section has half of the digits; Newton steps find the rest
         with torch.enable_grad():
             x = at.detach().requires_grad_()
             (first,) = torch.autograd.grad(value(x).sum(), x, create_graph=True)

@@ -5,7 +5,7 @@
     fourier      φ_j(x) = √(2/m) cos(ω_jᵀx + b_j), ω ~ N(0, ℓ⁻²), b ~ U(0, 2π): as m grows, φᵀφ' is
                  the squared-exponential kernel (Rahimi & Recht, 2007)
 
-All are computed in float64; an intercept is a feature that is always 1.
+All are computed in float64. The intercept is a feature that is always 1.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MOST_MONOMIALS = 5000  # features: the covariance is a dense matrix
 
 @dataclass(frozen=True)
 class Basis:
-    """A kind of features; what it needs beside x (centres, frequencies) is in `tensors`.
+    """A kind of features. What it needs besides x (centres, frequencies) is in `tensors`.
 
     kind: "inputs", "polynomial", "rbf", "fourier" or "function" (a callable, or a network).
     """
@@ -47,7 +47,8 @@ class Basis:
         function: Callable[[Any], Tensor] | None = None,
         lead: int = 0,
     ) -> Tensor:
-        """φ [N, F] of inputs [N, ...]; [M, N, F] where x (lead = 1) or `tensors` have members."""
+        """φ [N, F] of inputs [N, ...]; [M, N, F] if x (lead = 1) or `tensors` have a member
+        axis."""
         if self.kind == "function":
             assert function is not None
             phi = _call(function, x, lead)
@@ -73,8 +74,8 @@ class Basis:
 
 
 def network_features(basis: Basis, net: Model, theta: Tensor, x: Any, lead: int = 0) -> Tensor:
-    """φ of what goes into the last layer of a network at weights [K, P]: as `Basis` gives it where
-    all members have the same weights, else [K, N, F]."""
+    """φ of the inputs of a network's last layer, at weights [K, P]: as from `Basis` if all members
+    have the same weights, else [K, N, F]."""
 
     def of(row: Tensor) -> Callable[[Any], Tensor]:
         params = net.layout.unflatten(row)
@@ -98,7 +99,7 @@ def monomials(inputs: int, degree: int) -> list[tuple[int, ...]]:
 
 
 def random_features(basis: Basis, run: Run, count: int, lengthscale: Tensor) -> Params:
-    """Centres or frequencies of each member, [M, count, D], from its own seed and rows."""
+    """Centres or frequencies for each member, [M, count, D], from its seed and its rows."""
     if basis.kind not in ("rbf", "fourier"):
         return {}
     inputs = _matrix(run.rows.take(run.rows.rows[0][:1])[0]).shape[-1]
@@ -127,11 +128,11 @@ def _matrix(x: Any, lead: int = 0) -> Tensor:
 
 
 def _call(function: Callable[[Any], Tensor], x: Any, lead: int) -> Tensor:
-    """A user's features; they never see the member axis."""
+    """The user's features of x. The user's function is called without a member axis."""
     shape = tree_flatten(x)[0][0].shape[: lead + 1]
     flat = tree_map(lambda t: t.flatten(0, 1), x) if lead else x
     with torch.no_grad():
         phi = function(flat)
     if not isinstance(phi, Tensor) or phi.ndim < 2 or len(phi) != math.prod(shape):
-        raise MethodError("features must give a tensor [N, F] for inputs [N, ...]")
+        raise MethodError("features must return a tensor [N, F] for inputs [N, ...]")
     return phi.detach().double().reshape(*shape, -1)

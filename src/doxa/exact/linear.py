@@ -4,13 +4,13 @@
     Σ⁻¹ = ΦᵀΦ/σ² + I/s²,    μ = ΣΦᵀy/σ²
     y* ~ N(φ*ᵀμ, σ² + φ*ᵀΣφ*),    p(y) = N(y; 0, σ²I + s²ΦΦᵀ)
 
-Bishop (2006), ch. 3; MacKay (1992). One pass over the data adds up ΦᵀΦ and Φᵀy, and so finds least
-squares; a second adds up what is left of y, which keeps the digits of small noise. All runs at
-once, in float64 whatever the data's type; the rest is linear algebra on F × F matrices.
-Without a network the features are the inputs or a basis of them; with one they are what goes into
-its last layer: at weights drawn from the seed, or with init="given" at its own. Noise that is not
-given, and a prior scale that is not, are found by evidence. Exact for what it assumes: a linear
-function and Gaussian noise.
+Bishop (2006), ch. 3; MacKay (1992). A first pass over the data adds up ΦᵀΦ and Φᵀy, which give
+least squares. A second pass adds up the residuals of y, which keeps the digits of small noise. All
+runs are computed at once, in float64 for data of any type; the rest is linear algebra on F × F
+matrices. Without a network, the features are the inputs or a basis of them. With a network, they
+are the inputs of its last layer; the weights before it are drawn from the seed, or are the
+network's own with init="given". If the noise or the prior's scale is not given, it is found by
+evidence. The posterior is exact under the assumptions: a linear function and Gaussian noise.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from doxa.method.method import Workload, flag, one_of, positive, require, whole
 from doxa.posterior import Posterior, Status
 
 _SUMS = ("cross", "square")
-_MATRICES = 5  # [F, F] that are held at once, as measured
+_MATRICES = 5  # matrices [F, F] at the peak of a fit, as measured
 
 log = logging.getLogger("doxa")
 
@@ -94,7 +94,8 @@ class BayesianLinear(Method):
             raise MethodError("a polynomial of degree 0 without intercept has no features")
 
     def planned_bytes(self, work: Workload) -> int:
-        """Features that are a function are counted when it has been called, in `init`."""
+        """The peak memory of a fit. Features from a function are counted in `init`, after its first
+        call."""
         size = work.features or work.columns
         if work.features == 0 and self.features == "polynomial":
             size = min(math.comb(work.columns + self.degree, self.degree), MOST_MONOMIALS)
@@ -104,19 +105,19 @@ class BayesianLinear(Method):
         return kept + self._matrices(work.members, size + self.intercept)
 
     def _matrices(self, members: int, size: int) -> int:
-        """Bytes of ΦᵀΦ for this number of features, its eigenvectors, and workspace."""
+        """Bytes of ΦᵀΦ for this number of features, of its eigenvectors, and of workspace."""
         return _MATRICES * 8 * members * size**2
 
     def init(self, run: Run) -> State:
         check_gaussian(run, self.name)
         if run.problem.model is not None and self.features is not None:
-            raise MethodError("features and a network were both given: which are the features?")
+            raise MethodError("features and a network were both given: give one of them")
         if run.problem.model is not None:
             _say_network(run)
         fixed = {"features", "count", "intercept", "tune"} & set(run.hyper)
         if fixed or ("degree" in run.hyper and self.features != "polynomial"):
             raise MethodError(
-                f"a grid over {sorted(fixed) or 'degree'} would give runs of different shapes; a "
+                f"a grid over {sorted(fixed) or 'degree'} would make runs of different shapes; a "
                 "polynomial's degree, lengthscale, prior_std and noise can be stacked"
             )
         state = self._drawn(run)
@@ -135,14 +136,14 @@ class BayesianLinear(Method):
         }  # fmt: skip
 
     def _drawn(self, run: Run) -> State:
-        """What the features need beside x: centres, frequencies, the network's weights."""
+        """What the features need besides x: centres, frequencies, or the network's weights."""
         lengthscale = run.field(self, "lengthscale")
         tensors = random_features(self._basis(run), run, self.count, lengthscale)
         state = {f"features.{name}": value for name, value in tensors.items()}
         return state if run.problem.model is None else state | {"theta": run.start()}
 
     def _size(self, run: Run, state: State) -> int:
-        """How many features there are."""
+        """The number of features."""
         x, _ = run.rows.take(run.rows.rows[0][:1], torch.tensor(0))
         return self._phi(run, state, self._basis(run), x, 0).shape[-1]
 
@@ -171,27 +172,28 @@ class BayesianLinear(Method):
         return basis(x, feature_tensors(state), function, lead)
 
     def _start(self, run: Run, state: State) -> State:
-        """Sums about 0."""
+        """Sums about 0, before any row."""
         return state | {k: torch.zeros_like(state[k]) for k in ("gram", *_SUMS, "origin")}
 
     def _centre(self, run: Run, state: State) -> State:
-        """Sums about the function of least squares."""
+        """Sums about the least-squares function, before any row."""
         data = Spectrum.of(self._statistics(run, state), run.dtype)
         origin = {"origin": data.vectors @ data.best}
         return state | origin | {k: torch.zeros_like(state[k]) for k in _SUMS}
 
     def _add(self, run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
-        """ΦᵀΦ, Φᵀy and yᵀy of some more rows; features common to all members are made once."""
+        """Add ΦᵀΦ, Φᵀy and yᵀy of further rows. Features that all members share are computed
+        once."""
         phi, weighted = self._features(run, state, batch)
         state = {**state, "gram": state["gram"] + weighted.mT @ phi}
         return self._with_rest(state, batch, phi, weighted), {}
 
     def _add_rest(self, run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
-        """Φᵀe and eᵀe of some more rows, e = y − Φw₀."""
+        """Add Φᵀe and eᵀe of further rows, with e = y − Φw₀."""
         return self._with_rest(state, batch, *self._features(run, state, batch)), {}
 
     def _features(self, run: Run, state: State, batch: Batch) -> tuple[Tensor, Tensor]:
-        """φ, and φ times the rows' weights: [(M,) B, F]."""
+        """φ, and φ times the weights of the rows: [(M,) B, F]."""
         phi = self._phi(run, state, self._basis(run), batch.x, 0 if batch.shared else 1)
         return phi, phi if batch.weight is None else phi * batch.weight.double()[..., None]
 
@@ -225,7 +227,8 @@ class BayesianLinear(Method):
         return {**state, "log_noise": log_noise.expand_as(state["log_noise"]), "log_std": log_std}
 
     def _statistics(self, run: Run, state: State) -> Statistics:
-        """Runs of lower degree do without the higher monomials: zero columns change nothing."""
+        """The sums of all runs. Runs of lower degree lack the higher monomials; columns of zeros
+        have no effect."""
         gram, cross = state["gram"], state["cross"]
         if "degree" in run.hyper:
             keep = torch.stack([self._columns(run, state, m) for m in range(run.size)]).double()
@@ -233,7 +236,7 @@ class BayesianLinear(Method):
         return Statistics(gram, cross, state["square"], run.n.double(), state["origin"])
 
     def _columns(self, run: Run, state: State, member: int) -> Tensor:
-        """Which features the run of a member has: [F]."""
+        """The features that the run of a member has: [F]."""
         size = state["gram"].shape[-1]
         keep = torch.ones(size, dtype=torch.bool, device=run.device)
         if "degree" in run.hyper:
@@ -276,7 +279,7 @@ def feature_tensors(state: State) -> Params:
 
 
 def _say_network(run: Run) -> None:
-    """What becomes of a network that was given: its last layer is fitted, the others are not."""
+    """Log which layers of a given network are fitted: only the last one."""
     before = [n for n in run.net.subset_names if not n.startswith(f"{run.net.head}.")]
     if before and run.settings.fresh:
         log.warning(
@@ -288,7 +291,7 @@ def _say_network(run: Run) -> None:
 
 
 def _degree_size(run: Run, degree: int) -> int:
-    """Monomials of degree 1 to `degree` of the run's inputs."""
+    """The number of monomials of degree 1 to `degree` of the run's inputs."""
     from doxa.exact.features import monomials
 
     x = run.rows.take(run.rows.rows[0][:1])[0]

@@ -2,7 +2,7 @@
 
     Σ_o⁻¹ = ΦᵀΦ/σ_o² + I/s²,    μ_o = Σ_o Φᵀy_o/σ_o²
 
-It keeps the data's sufficient statistics, so that further rows update it exactly.
+It stores the data's sufficient statistics, so that further rows update it exactly.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class LinearPosterior(Posterior):
 
     @cached_property
     def _levels(self) -> Tensor:
-        """log σ [K, O'], O' = 1 where all outputs share it."""
+        """log σ [K, O'], with O' = 1 if all outputs share it."""
         return self.log_noise.double().reshape(self.members, -1)
 
     @cached_property
@@ -109,7 +109,7 @@ class LinearPosterior(Posterior):
 
     @cached_property
     def covariance(self) -> Dense:
-        """Σ of each member and noise level, K × O' of them."""
+        """Σ for each of the K × O' members and noise levels."""
         root = self._spectrum.precision_root(self._levels, self.log_std)
         return Dense.from_precision_root(root.flatten(0, 1))
 
@@ -145,7 +145,7 @@ class LinearPosterior(Posterior):
         return self.basis(x, self.feature_tensors, function)
 
     def _chunks(self, x: Any) -> Iterator[Tensor]:
-        """φ, a block of rows at a time: [K, B, F]."""
+        """φ in blocks of rows: [K, B, F]."""
         width = 8 * self.members * self.statistics.gram.shape[-1]
         step = max(1, _CHUNK_BYTES // width)
         for start in range(0, rows_of(x, "x"), step):
@@ -153,7 +153,7 @@ class LinearPosterior(Posterior):
             yield phi.expand(self.members, -1, -1)
 
     def _predict(self, x: Any, n: int | None, seed: int | None, keep: str) -> Predictive:
-        """The closed form: a Gaussian for each row, independent of n; `functions` draws."""
+        """The closed form: a Gaussian for each row, for any n. Draws come from `functions`."""
         self.sampling(n, seed, keep)
         x = self.check_inputs(x)
         levels = self._levels.shape[1]
@@ -186,7 +186,7 @@ class LinearPosterior(Posterior):
         return self._drawn(self.check_inputs(x), owner, weight)
 
     def _drawn(self, x: Any, owner: Tensor, weight: Tensor) -> Tensor:
-        """Functions of weights [n, F, O] of these members [n], in units of y."""
+        """The functions with weights [n, F, O] of the members `owner` [n], in units of y."""
         f = torch.cat([phi[owner.to(phi.device)] @ weight for phi in self._chunks(x)], 1)
         f = f.reshape(*f.shape[:2], *self.event).to(self.dtype)
         return self.likelihood.location(f, 1)
@@ -197,7 +197,7 @@ class LinearPosterior(Posterior):
         return {"weight": self._weights(_DEFAULT_DRAWS if n is None else n, seed).to(self.dtype)}
 
     def _weights(self, n: int, seed: int) -> Tensor:
-        """[n, F, O], the members' draws one after the other."""
+        """Draws of the weights [n, F, O], member by member."""
         counts, size = self.split(n), self.statistics.gram.shape[-1]
         most, levels = max(counts), self._levels.shape[1]
         keys = [f"{k}/{j}" for k in self.ids for j in range(most)]
@@ -218,7 +218,7 @@ class LinearPosterior(Posterior):
         return (phi.mean(0) if phi.ndim == 3 else phi).to(self.dtype)
 
     def _condition(self, x: Any, y: Any) -> LinearPosterior:
-        """The exact posterior with further rows, at the same noise and prior."""
+        """The exact posterior after further rows, at the same noise and prior."""
         x, y = new_targets(self, x, y, self.event)
         new = LinearPosterior(
             self.model, self.method, self.base_likelihood, self.scales, self.inputs,
@@ -253,7 +253,7 @@ class LinearPosterior(Posterior):
             return {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
 
         sums = under("statistics.")
-        if "cross" in sums:  # about 0, in artefacts from before there was an origin
+        if "cross" in sums:  # sums about 0, in artefacts without an origin
             sums.setdefault("origin", torch.zeros_like(sums["cross"]))
         try:
             statistics = Statistics(**sums)

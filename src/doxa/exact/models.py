@@ -1,10 +1,10 @@
-"""Which model? The posterior over models, and the prediction that averages over them.
+"""The posterior over models, and the prediction that averages over them.
 
     p(M_i | D) = p(D | M_i) p(M_i) / Σ_j p(D | M_j) p(M_j)
     p(y | x, D) = Σ_i p(M_i | D) p(y | x, M_i, D)
 
-It compares log evidences, so every posterior needs one: exact, Laplace or GP, all fitted to the
-same rows.
+Models are compared by their log evidence. So each posterior must have one (exact, Laplace or GP),
+and all must be fitted to the same rows.
 """
 
 from __future__ import annotations
@@ -22,11 +22,19 @@ from doxa.posterior import MixturePosterior, Posterior
 def posterior_over_models(
     posteriors: Iterable[Posterior], prior: Sequence[float] | Tensor | None = None
 ) -> Tensor:
-    """p(M_i | D) of each posterior's model, [models].
+    """The posterior probability p(M_i | D) of each model.
 
     Parameters
     ----------
-    posteriors: a list, or the `Sweep` of a grid. prior: p(M_i), normalised here; default: equal.
+    posteriors : list of Posterior or Sweep
+        One posterior per model, such as the `Sweep` of a grid.
+    prior : sequence of float, optional
+        p(M_i), up to a factor. Default: equal for all models.
+
+    Returns
+    -------
+    Tensor of shape [models]
+        p(M_i | D).
 
     Examples
     --------
@@ -65,7 +73,20 @@ def posterior_over_models(
 def model_average(
     posteriors: Iterable[Posterior], prior: Sequence[float] | Tensor | None = None
 ) -> MixturePosterior:
-    """The mixture of the posteriors, each weighted by p(M_i | D)."""
+    """The mixture of the posteriors, each with the weight p(M_i | D).
+
+    Parameters
+    ----------
+    posteriors : list of Posterior or Sweep
+        As in `posterior_over_models`.
+    prior : sequence of float, optional
+        As in `posterior_over_models`.
+
+    Returns
+    -------
+    MixturePosterior
+        The mixture.
+    """
     given = list(posteriors)
     return MixturePosterior(given, posterior_over_models(given, prior))
 

@@ -1,7 +1,7 @@
-"""What exact Gaussian models share: given noise, targets as a matrix, and units.
+"""Shared by exact Gaussian models: given noise, targets as a matrix, and units.
 
-Targets [N, *event] become [N, O]; noise is a standard deviation in units of y, divided by the
-standardisation scale inside; densities are reported in units of y.
+Targets [N, *event] become [N, O]. Given noise is a standard deviation in units of y, and is divided
+by the scale of the standardisation. Densities are reported in units of y.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def check_gaussian(run: Run, name: str) -> Gaussian:
 
 
 def given_noise(run: Run, method: Method) -> tuple[Gaussian, Tensor | None]:
-    """The likelihood with the noise the method was given, and log σ of each output in fitted
-    units, [M, O], or None where it is learned."""
+    """The likelihood with the noise that was given to the method, and log σ of each output in
+    fitted units, [M, O], or None if it is learned."""
     likelihood = check_gaussian(run, method.name)
     outputs = math.prod(event_of(run))
     value = method.settings().get("noise")
@@ -57,13 +57,13 @@ def _scale(scale: Any, outputs: int) -> Tensor:
 
 
 def units_log_jacobian(posterior: Posterior, count: Tensor, outputs: int) -> Tensor:
-    """log |d fitted / dy| of `count` rows (each member's sum of weights), [K]."""
+    """log |d fitted / dy| of `count` rows (the sum of weights of each member), [K]."""
     logs = _scale(posterior.scales.y_scale, outputs).log().sum()
     return -count * logs.to(count.device)
 
 
 def new_targets(posterior: Posterior, x: Any, y: Any, event: Shape) -> tuple[Any, Tensor]:
-    """Further rows, checked, in fitted units: x, and y as [N, O]."""
+    """Further rows after checks, in fitted units: x, and y as [N, O]."""
     x = posterior.check_inputs(x)
     y = as_tensor(y, "y")
     check_finite(y, "y")

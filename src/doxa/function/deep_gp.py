@@ -43,8 +43,8 @@ from doxa.predictive import Predictive
 
 @register_posterior
 class DeepPosterior(SparsePosterior):
-    """An equal mixture over members, each a stack of layers; `inner` has those before the last,
-    {"inner.l.hyper": [K, H], …}."""
+    """An equal mixture over members, each a stack of layers. `inner` has the layers before the
+    last, {"inner.l.hyper": [K, H], …}."""
 
     kind = "deep-process"
 
@@ -64,8 +64,8 @@ class DeepPosterior(SparsePosterior):
         return found + super().layers(k)
 
     def _predict(self, x: Any, n: int | None, seed: int | None, keep: str) -> Predictive:
-        """With Gaussian noise a mixture of n Gaussians for each row, one for each draw of the inner
-        layers; otherwise of n whole functions."""
+        """With Gaussian noise, a mixture of n Gaussians per row, one per draw of the inner layers;
+        otherwise n whole functions."""
         if not self.likelihood.integrates_normal or self.method.layers == 1:
             return super()._predict(x, n, seed, keep)
         counts = self.split(n or max(DRAWS, self.members))
@@ -74,7 +74,7 @@ class DeepPosterior(SparsePosterior):
         return Predictive(f.to(self.dtype), self.likelihood, theta, f_variance=variance)
 
     def _mixed(self, x: Tensor, counts: list[int], seed: int) -> tuple[Tensor, Tensor]:
-        """The last layer's means and variances at draws of those before: [n, N, *output]."""
+        """Means and variances of the last layer at draws of the inner layers: [n, N, *output]."""
         found = []
         for k, count in enumerate(counts):
             if not count:
@@ -90,7 +90,7 @@ class DeepPosterior(SparsePosterior):
         return f, variance
 
     def marginals(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The moments over draws of the inner layers: f is no Gaussian."""
+        """The moments over draws of the inner layers: f is not Gaussian."""
         if self.method.layers == 1:
             return super().marginals(x)
         f, variance = self._mixed(x, [DRAWS] * self.members, self.record.seed)
@@ -200,13 +200,13 @@ class DeepGP(VariationalProcess):
     def finish(self, run: Run, state: State, kept: Tensor | None) -> Posterior:
         inner = {k: v for k, v in state.items() if k.startswith("inner.")}
         inner = {k: v.tril() if k.endswith("root") else v for k, v in inner.items()}
-        posterior = DeepPosterior(**self.prior_moments(run, state), inner=inner)
+        posterior = DeepPosterior(**self.posterior_parts(run, state), inner=inner)
         return self.recorded(run, state, posterior)
 
 
 def directions(x: Tensor, width: int) -> Tensor:
-    """A linear map [M, D, W] that keeps rows x [M, N, D] as well as W columns can: the identity,
-    with columns of zeros where W is larger, the principal directions where it is smaller."""
+    """A linear map [M, D, W] that preserves rows x [M, N, D] as well as W columns can: the
+    identity, with columns of zeros if W is larger, or the principal directions if W is smaller."""
     members, _, inputs = x.shape
     if width >= inputs:
         eye = torch.eye(inputs, width, dtype=x.dtype, device=x.device)

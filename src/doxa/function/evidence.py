@@ -4,17 +4,19 @@
     log p(y) = −½ uᵀα − ½ log |B| − n log σ − (n/2) log 2π
     ∂/∂K = ½ W^½(ααᵀ − B⁻¹)W^½/σ²,    ∂/∂log σ = αᵀα + N − tr B⁻¹ − n
 
-with W the rows' weights: B has no eigenvalue below 1, so that its Cholesky factor needs no jitter,
-and a row of weight 0, which only pads a short run, changes nothing. Rasmussen & Williams (2006),
-eq. 5.9. An evaluation is one Cholesky decomposition, its gradient one inverse from the factor; the
-kernel is passed over in blocks of rows, so that two matrices [N, N] are all that is held.
+W are the weights of the rows. B has no eigenvalue below 1, so its Cholesky factor needs no jitter.
+A row of weight 0, which only pads a short run, changes nothing. Rasmussen & Williams (2006), eq.
+5.9. An evaluation takes one Cholesky decomposition, and its gradient one inverse from the factor.
+The kernel is processed in blocks of rows, so that only two matrices [N, N] are stored.
 
-Hyper-parameters start at values that suit the scale of the data, in any units. Lengthscales are the
-root mean square distance between rows, per column by its own spread; variances share the mean
-square of y. A row of weight 2 counts as two rows. The evidence has several maxima, and many along a
-period: the best of some starts is chosen, by the evidence of a few rows.
+**Initial values.** Hyper-parameters start at values that suit the scale of the data, in any units.
+Lengthscales start at the root mean square distance between rows, per column by its own spread;
+variances share the mean square of y. A row of weight 2 counts as two rows. The evidence has several
+maxima, and many along a period: of some starts, the one with the best evidence on a few rows is
+used.
 
-`quasi_newton` is a stage that maximises the evidence: BFGS for all members, an evaluation per step.
+**Optimisation.** `quasi_newton` is a stage that maximises the evidence: BFGS for all members, with
+one evaluation per step.
 
     d = H∇L,   θ ← θ + td,   with t made smaller until L gains enough (Armijo)
     H ← (I − ρsyᵀ)H(I − ρysᵀ) + ρssᵀ,   s = td,  y = ∇L_old − ∇L_new,  ρ = 1/sᵀy
@@ -42,21 +44,23 @@ from doxa.method import Clock, Info, Method, Run, Stage, State
 
 
 class Seen(NamedTuple):
-    """x and y of each member, [M, n, ...], in fitted units, and how much its rows count, [M, n] in
-    float64; None where all count alike. Members with fewer rows repeat their first, at weight 0."""
+    """x and y of each member, [M, n, ...], in fitted units, and the weights of the rows, [M, n] in
+    float64, or None if all are equal. Members with fewer rows repeat their first row at weight 0.
+    """
 
     x: Any
     y: Any
     weight: Tensor | None
 
     def shares(self, like: Tensor) -> Tensor:
-        """What each row is of all, [M, n], for tensors like this [M, n, ...]."""
+        """The fraction of the total weight that each row has, [M, n], for tensors like this [M, n,
+        ...]."""
         weight = like.new_ones(like.shape[:2]) if self.weight is None else self.weight.to(like)
         return weight / weight.sum(1, keepdim=True)
 
 
 def sample_rows(run: Run, most: int | None = None) -> Seen:
-    """At all rows that count, or at so many of them, evenly spaced."""
+    """All rows of nonzero weight, or this number of them, evenly spaced."""
     weight = run.rows.weight
     own = weight is not None and weight.ndim == 2  # then each member has its own, else each split
     who = range(run.size) if own else range(len(run.rows.rows))
@@ -84,20 +88,20 @@ def sample_rows(run: Run, most: int | None = None) -> Seen:
     return Seen(x, y, None if how is None else how.to(run.device))
 
 
-BLOCK_BYTES = 2 << 20  # of covariances at a time, where they are passed over
+BLOCK_BYTES = 2 << 20  # of covariances per block
 
 
 def evenly(rows: int, count: int) -> Tensor:
-    """At most `count` of so many rows, evenly spaced."""
+    """The numbers of at most `count` of so many rows, evenly spaced."""
     return torch.linspace(0, rows - 1, min(count, rows), dtype=torch.float64).long()
 
 
 class Solved(NamedTuple):
-    """Targets and the factor of B for every level of noise, L = 1 where all outputs share it."""
+    """Targets and the factor of B for each noise level; L = 1 if all outputs share one."""
 
     y: Tensor  # [..., L, N, O/L]
     root: Tensor  # W^½/σ [..., L, N]
-    factor: Tensor  # the Cholesky factor of B, [..., L, N, N]; not a number where that failed
+    factor: Tensor  # the Cholesky factor of B, [..., L, N, N]; NaN if there is none
     solution: Tensor  # α [..., L, N, O/L]
 
 
@@ -115,7 +119,7 @@ def root_weights(log_noise: Tensor, weight: Tensor | None, rows: int) -> Tensor:
 
 
 def solve(covariance: Tensor, y: Tensor, log_noise: Tensor, weight: Tensor | None) -> Solved:
-    """For log σ [..., L], L = 1 or O, of targets y [..., N, O] under K [..., N, N]."""
+    """The solution for log σ [..., L], L = 1 or O, of targets y [..., N, O] under K [..., N, N]."""
     root = root_weights(log_noise, weight, y.shape[-2])
     own = by_level(y, log_noise.shape[-1]).expand(*root.shape, -1)
     scaled = root.unsqueeze(-1) * covariance.unsqueeze(-3) * root.unsqueeze(-2)
@@ -123,7 +127,7 @@ def solve(covariance: Tensor, y: Tensor, log_noise: Tensor, weight: Tensor | Non
 
 
 def factored(scaled: Tensor, y: Tensor, root: Tensor) -> Solved:
-    """From W^½KW^½/σ² [..., L, N, N], which becomes B in its place."""
+    """The solution from W^½KW^½/σ² [..., L, N, N], which B overwrites."""
     scaled.diagonal(0, -2, -1).add_(1.0)
     factor, info = torch.linalg.cholesky_ex(scaled)
     del scaled
@@ -132,7 +136,7 @@ def factored(scaled: Tensor, y: Tensor, root: Tensor) -> Solved:
 
 
 def log_evidence(solved: Solved, log_noise: Tensor, n: Tensor | float) -> Tensor:
-    """log p(y) [...] in fitted units, for log σ [..., L], with n [...] the sum of weights."""
+    """log p(y) [...] in fitted units, for log σ [..., L]; n [...] is the sum of weights."""
     y, root, factor, solution = solved
     misfit = (root.unsqueeze(-1) * y * solution).sum((-3, -2, -1))
     logdet = 2 * factor.diagonal(0, -2, -1).log().sum((-2, -1))
@@ -141,7 +145,7 @@ def log_evidence(solved: Solved, log_noise: Tensor, n: Tensor | float) -> Tensor
 
 
 def extended(solved: Solved, blocks: tuple[Tensor, Tensor], y: Tensor, log_noise: Tensor) -> Solved:
-    """With further rows of weight 1: their y [B, O], and K [M, N, B], [M, B, B] with those before.
+    """The solution with further rows of weight 1: their y [B, O], and K [M, N, B], [M, B, B].
 
     [L 0; C D],   C = (L⁻¹B₁₂)ᵀ,   DDᵀ = B₂₂ − CCᵀ:   n²B in place of (n + B)³
     """
@@ -160,9 +164,9 @@ def extended(solved: Solved, blocks: tuple[Tensor, Tensor], y: Tensor, log_noise
 
 
 class Problem(NamedTuple):
-    """What the evidence is of: rows [..., N, D], targets [..., N, O], weights, and their sum n.
+    """The data of an evidence: rows [..., N, D], targets [..., N, O], weights, and their sum n.
 
-    log_noise: log σ [..., L] where it is given; None: the last L entries of θ.
+    log_noise: log σ [..., L] if it is given; None: the last L entries of θ.
     """
 
     kernel: KernelFunction
@@ -185,7 +189,7 @@ class Problem(NamedTuple):
         return [slice(a, a + step) for a in range(0, rows, step)]
 
     def members(self, part: Tensor | slice) -> Problem:
-        """Of some members; what they share has no axis for them."""
+        """The problem of some members; shared tensors have no axis of members."""
         own: dict[str, Any] = {
             name: value[part]
             for name, value, alone in (
@@ -197,7 +201,7 @@ class Problem(NamedTuple):
         return self._replace(**own)
 
     def thinned(self, count: int) -> Problem:
-        """Of `count` rows, evenly spaced."""
+        """The problem of `count` rows, evenly spaced."""
         index = evenly(self.x.shape[-2], count).to(self.x.device)
         weight = None if self.weight is None else self.weight[..., index]
         n = torch.full_like(self.n, len(index)) if weight is None else weight.sum(-1)
@@ -206,7 +210,7 @@ class Problem(NamedTuple):
 
     @torch.no_grad()
     def solve(self, theta: Tensor) -> Solved:
-        """At θ [M, H]."""
+        """The solution at θ [M, H]."""
         flat, log_noise = self.split(theta)
         rows, (members, levels) = self.x.shape[-2], log_noise.shape
         root = root_weights(log_noise, self.weight, rows)
@@ -219,11 +223,11 @@ class Problem(NamedTuple):
         return factored(scaled, y, root)
 
     def value(self, theta: Tensor, solved: Solved) -> Tensor:
-        """log p(y) at θ [M, H], from what `solve` gave there: [M]."""
+        """log p(y) at θ [M, H], from the result of `solve` there: [M]."""
         return log_evidence(solved, self.split(theta)[1], self.n)
 
     def gradient(self, theta: Tensor, solved: Solved) -> Tensor:
-        """Of the evidence at θ [M, H], from what `solve` gave there: [M, H]."""
+        """The gradient of the evidence at θ [M, H], from the result of `solve` there: [M, H]."""
         flat, _ = self.split(theta)
         y, root, factor, alpha = solved
         outputs, rows = y.shape[-1], y.shape[-2]
@@ -260,14 +264,15 @@ class Evidence(torch.autograd.Function):
         return grads[0].unsqueeze(-1) * gradient, None
 
 
-FEW = 256  # rows that are looked at
+FEW = 256  # rows from which initial values are computed
 _SHORTER, _QUIETER = (1.0, 2.0, 4.0, 8.0), (1.0, 3.0)  # divisors of lengthscales and noise
-_PERIODS = 128  # of frequencies half a cycle apart over the range of x: periods to a 64th of it
+_PERIODS = 128  # frequencies, half a cycle apart over the range of x: periods down to a 64th of it
 
 
 class Sizes(NamedTuple):
-    """Of each member's data: the spread of each column of x [..., D], the mean squares of its rows'
-    lengths and of y, the standard deviation of y (1 where it has none), all [..., 1]."""
+    """Scales of each member's data: the spread of each column of x [..., D]; the mean square of the
+    lengths of its rows, the mean square of y, and the standard deviation of y (1 if it is 0), all
+    [..., 1]."""
 
     spread: Tensor
     length: Tensor
@@ -276,7 +281,7 @@ class Sizes(NamedTuple):
 
     @classmethod
     def of(cls, x: Tensor, y: Tensor, weight: Tensor | None) -> Sizes:
-        """Of rows x [..., n, D] and targets y [..., n, O]."""
+        """The scales of rows x [..., n, D] and targets y [..., n, O]."""
         w = torch.ones_like(x[..., 0]) if weight is None else weight
         w = (w / w.sum(-1, keepdim=True)).unsqueeze(-1)
         spread, deviation = (
@@ -295,8 +300,8 @@ def kernel_start(
     variance: Tensor | None,
     counts: Tensor | None = None,
 ) -> Tensor:
-    """Logarithms for a few rows x [..., n, D] of data of such sizes: [..., H]; what is given, [] or
-    [..., 1], is taken. counts: which of the rows are there, [..., n]."""
+    """Initial logarithms for a few rows x [..., n, D] of data with these scales: [..., H]. Given
+    values, [] or [..., 1], are used. counts: which of the rows exist, [..., n]."""
     own = sizes.spread
     some = own > 1e-12 * own.amax(-1, keepdim=True)
     spread = torch.where(some, own, torch.ones_like(own))
@@ -307,7 +312,7 @@ def kernel_start(
         name, columns = entry.name.rpartition(".")[2], entry.shape[1]
         found: Tensor | float
         if name == "lengthscale" and entry.name.startswith("periodic"):
-            found = 1.0 if lengthscale is None else lengthscale  # of a sine: it has no units
+            found = 1.0 if lengthscale is None else lengthscale  # of a sine: no units
         elif name == "lengthscale":
             found = math.sqrt(2) * (spread * varied.sqrt() if columns > 1 else whole)
             found = found if lengthscale is None else lengthscale
@@ -338,7 +343,7 @@ def kernel_start(
 
 
 def first_value(run: Run, method: Method, field: str) -> Tensor | None:
-    """A first value of each member, [M, 1] in float64, where it is given."""
+    """A given initial value for each member, [M, 1] in float64; None if it is not given."""
     if field in run.hyper:
         return run.hyper[field].double().unsqueeze(1)
     value = getattr(method, field)
@@ -348,8 +353,8 @@ def first_value(run: Run, method: Method, field: str) -> Tensor | None:
 
 
 def best_start(kernel: Composed, problem: Problem, theta: Tensor, scales: bool) -> Tensor:
-    """θ [M, H] with the periods, then the lengthscales (where `scales`) and the noise, divided by
-    the numbers under which the evidence of each member's problem is largest."""
+    """θ [M, H] with the best divisors: the periods, then the lengthscales (if `scales`) and the
+    noise are divided by the numbers for which the evidence of the member's problem is largest."""
     layout, size = kernel.layout, kernel.layout.size
     ends = [(name.rpartition(".")[2], s) for name, s in layout.slices.items()]
     periods, lengths = ([s for end, s in ends if end == w] for w in ("period", "lengthscale"))
@@ -370,21 +375,22 @@ def best_start(kernel: Composed, problem: Problem, theta: Tensor, scales: bool) 
 
 
 def _best(problem: Problem, tried: Tensor) -> Tensor:
-    """Of θ [T, M, H] the best for each member, [M, H]: all members at once, one of T at a time."""
+    """For each member, the best θ of [T, M, H]: [M, H]. All members are evaluated at once, one of T
+    at a time."""
     each = [problem.value(theta, problem.solve(theta)) for theta in tried]
     best = torch.stack(each).nan_to_num(-torch.inf).argmax(0)
     return tried[best, torch.arange(tried.shape[1], device=tried.device)]
 
 
 def check_positive(kernel: KernelFunction, x: Tensor) -> None:
-    """A kernel that somebody brought is one: symmetric, with no negative eigenvalue, at the rows of
+    """Check that a user's kernel is one: symmetric, and without negative eigenvalues at the rows of
     each member, [M, n, D]."""
     found = kernel(kernel.start().to(x).expand(len(x), -1), x, x).detach()
     size = float(found.diagonal(0, -2, -1).abs().max())
     if not bool(torch.isfinite(found).all()):
         raise MethodError("the kernel gives values that are not finite at the training rows")
     if float((found - found.mT).abs().max()) > 1e-8 * size:
-        raise MethodError("the kernel is no covariance: k(a, b) differs from k(b, a)")
+        raise MethodError("the kernel is not a covariance: k(a, b) differs from k(b, a)")
     least = float(torch.linalg.eigvalsh(found).min())
     if least < -1e-6 * size:
         raise MethodError(
@@ -398,7 +404,7 @@ def _or_one(value: Tensor) -> Tensor:
     return torch.where(value > 0, value, torch.ones_like(value))
 
 
-_SUFFICIENT = 1e-4  # of the gain that the gradient promises
+_SUFFICIENT = 1e-4  # fraction of the gain predicted by the gradient
 _ARRIVED = 1e-9  # the predicted gain, in nats per row
 _SMALLEST = 2.0**-12  # of t
 _FURTHEST = 2.0  # a step of a logarithm
@@ -423,7 +429,7 @@ Part = dict[str, Tensor]
 def quasi_newton(
     problem_of: Callable[[Run, Batch], Problem], steps: int, name: str, rows: int | None = None
 ) -> Stage:
-    """Ascend the evidence from state["theta"], of all rows, or of `rows` of them evenly spaced."""
+    """Ascend the evidence from state["theta"], of all rows, or of `rows` of them, evenly spaced."""
 
     def enter(run: Run, state: State) -> State:
         theta = state["theta"]
@@ -434,7 +440,7 @@ def quasi_newton(
             one, 0 * one, state.get("low", theta - torch.inf), state.get("high", theta + torch.inf),
         ), strict=True))  # fmt: skip
         own = run.n.to(theta) if rows is None else one * rows
-        if "ascent.inverse" in state:  # of fewer rows, hence of less curvature
+        if "ascent.inverse" in state:  # from fewer rows, so with less curvature
             less = state["ascent.rows"] / own
             start["ascent.inverse"] = state["ascent.inverse"] * less[:, None, None]
             start["ascent.guess"] = state["ascent.guess"]
@@ -460,7 +466,7 @@ def quasi_newton(
 
 
 def advanced(problem: Problem, at: Part) -> Part:
-    """One evaluation of each member, and where that leads."""
+    """One evaluation for each member, and the state after it."""
     theta, value, grad, share = (at[name] for name in ("theta", "value", "grad", "share"))
     first = torch.isinf(value)
     slope = (at["direction"] * grad).sum(1)
@@ -470,7 +476,7 @@ def advanced(problem: Problem, at: Part) -> Part:
     taken = reached >= value + _SUFFICIENT * share * slope
     there = problem.gradient(tried, solved) if bool(taken.any()) else grad
     taken = taken & torch.isfinite(there).all(1)
-    lost = first & ~taken  # there is no evidence where it starts
+    lost = first & ~taken  # no evidence at the start
     s, y = tried - theta, grad - there
     inverse, guess = _curvature(at, s, y, taken & ~first)
     steep = there.norm(dim=1).clamp_min(1.0)
@@ -484,7 +490,7 @@ def advanced(problem: Problem, at: Part) -> Part:
     promised = (share * slope).clamp_min(1e-300)
     bend = 0.5 * promised / (promised - (reached - value)).clamp_min(1e-300)
     smaller = share * bend.nan_to_num(0.1).clamp(0.1, 0.5)
-    stuck = ~taken & (smaller < _SMALLEST)  # forget the curvature, and climb by the gradient
+    stuck = ~taken & (smaller < _SMALLEST)  # restart with the gradient
     eye = torch.eye(theta.shape[1], dtype=theta.dtype, device=theta.device)
     gentle = (100 * new_grad.norm(dim=1)).clamp_min(1e-300)[:, None, None]
     inverse = torch.where(stuck[:, None, None], eye / gentle, inverse)
@@ -509,7 +515,7 @@ def advanced(problem: Problem, at: Part) -> Part:
 
 
 def _curvature(at: Part, s: Tensor, y: Tensor, moved: Tensor) -> tuple[Tensor, Tensor]:
-    """H after a step, and whether it is still a guess."""
+    """H after a step, and whether it is still the initial guess."""
     inner = (s * y).sum(1)
     useful = moved & (inner > 1e-12 * s.norm(dim=1) * y.norm(dim=1))
     inner = torch.where(useful, inner, torch.ones_like(inner))

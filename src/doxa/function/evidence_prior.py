@@ -2,9 +2,9 @@
 
     log p(y_B) = log N(y_B; 0, K + σ²W⁻¹),   W the rows' weights
 
-Its noise σ is fitted by the evidence, too: it is the noise of y with f integrated out, not the
-residual of a fitted f. Measurement points, where functions are compared, are some rows of a batch
-and points drawn in a box around the data.
+The noise σ is fitted by the evidence, too. It is the noise of y with f integrated out, not the
+residual of a fitted f. Functions are compared at measurement points: some rows of a batch, and
+points drawn in a box around the data.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from doxa.method import Clock, Run, Stage, State, optimise
 from doxa.optim import Adam
 from doxa.priors.functions import GPPrior, flat_inputs
 
-LOOKED_AT = 1024  # rows that the box, and a kernel's first lengthscales, are read from
+LOOKED_AT = 1024  # rows for the box, and for a kernel's first lengthscales
 
 
 class Measured(NamedTuple):
     """Inputs at which functions are computed, and which of them are measurement points.
 
-    x: the batch's rows and then the box's points, [N, ...] where all members share them, else
-    [M, N, ...]. where: positions in x, [M, K].
+    x: the rows of the batch and then the points of the box, [N, ...] if all members share them,
+    else [M, N, ...]. where: positions in x, [M, K].
     """
 
     x: Any
@@ -39,19 +39,20 @@ class Measured(NamedTuple):
     where: Tensor
 
     def inputs(self) -> Tensor:
-        """The measurement points themselves, [M, K, ...]; x is one array then."""
+        """The measurement points, [M, K, ...]; x must be one array."""
         if self.shared:
             return self.x[self.where]
         return self.x[torch.arange(len(self.x), device=self.x.device).unsqueeze(1), self.where]
 
     def values(self, f: Tensor) -> Tensor:
-        """Of functions at x, [M, S, N, O], those at the measurement points, [M, S, K, O]."""
+        """The values at the measurement points, [M, S, K, O], of functions at x, [M, S, N, O]."""
         index = self.where[:, None, :, None].expand(-1, f.shape[1], -1, f.shape[3])
         return f.gather(2, index)
 
 
 def box(run: Run, margin: float) -> State:
-    """Each member's box: the range of every number of x, wider by a share of it on each side."""
+    """The box of each member: the range of each column of x, wider by this fraction of it on each
+    side."""
     x = sample_rows(run, LOOKED_AT).x
     if not isinstance(x, Tensor) or not x.is_floating_point():
         raise DataError(
@@ -64,8 +65,8 @@ def box(run: Run, margin: float) -> State:
 
 
 def measured(params: State, batch: Batch, clock: Clock, rows: int, points: int) -> Measured:
-    """So many rows of the batch, as often as they weigh, by systematic sampling (each once where
-    there are as many, and rows of weight 0 never), and so many uniform points of the box."""
+    """A number of rows of the batch, and of uniform points of the box. Rows are drawn by their
+    weights with systematic sampling: each once if there are as many, and rows of weight 0 never."""
     members = len(batch.scale)
     x, count = batch.x, batch_rows(batch)
     weight = batch.scale.new_ones(count) if batch.weight is None else batch.weight
@@ -86,14 +87,15 @@ _NOISE = "likelihood.log_noise"
 
 
 def prior_variance(likelihood: Likelihood) -> float:
-    """Of functions before the data: 1 for standardised targets, and 8 for logits, the target of
-    Tran et al. (2022) for classes. Under logits of variance 1 labels are mostly chance, and
+    """The prior variance of functions: 1 for standardised targets, and 8 for logits, the target of
+    Tran et al. (2022) for classes. With logits of variance 1, labels are mostly chance, and
     predictions of separable classes are far too uncertain."""
     return 8.0 if likelihood.classifies else 1.0
 
 
 def first_kernel(run: Run) -> State:
-    """Where it starts: "kernel", log (ℓ of each column, v, p) [M, D + 2]; "kernel_noise", log σ."""
+    """The initial values: "kernel", log (ℓ of each column, v, p) [M, D + 2]; "kernel_noise",
+    log σ."""
     seen = sample_rows(run, LOOKED_AT)
     rows = flat_inputs(seen.x).double()
     span = (rows.amax(1) - rows.amin(1)).clamp_min(1e-6)  # [M, D]
@@ -110,7 +112,7 @@ def first_kernel(run: Run) -> State:
 
 
 def by_evidence(kernel: str, steps: int) -> Stage:
-    """The stage that fits it."""
+    """The stage that fits the kernel."""
 
     def evidence(run: Run, params: State, batch: Batch, clock: Clock) -> Any:
         """Of a batch, [M], by the Cholesky factor of I + W^½ K W^½/σ²."""
@@ -137,14 +139,14 @@ def by_evidence(kernel: str, steps: int) -> Stage:
 
 
 def noise_index(run: Run) -> Tensor | None:
-    """Where learned Gaussian noise lies among the weights; None where there is none."""
+    """The positions of learned Gaussian noise among the weights; None if there is none."""
     learned = [name for name in run.layout.names if name == _NOISE]
     return run.layout.index(learned).to(run.device) if learned else None
 
 
 def with_noise_of_evidence(stage: Stage, name: str, index: Tensor) -> Stage:
-    """A stage that begins with the noise of the evidence among the weights under a name, at these
-    positions."""
+    """The stage, with the noise of the evidence written to these positions of the weights `name` at
+    its start."""
     begin = stage.enter
 
     def enter(run: Run, state: State) -> State:

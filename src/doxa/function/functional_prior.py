@@ -20,10 +20,10 @@ D is estimated on S functions of each side at N points:
     sliced   the 1-Wasserstein distance of θᵀf and θᵀg, the mean over random unit θ, by sorting
              (Bonneel et al., 2015)
 
-with |·| the root mean square over points and outputs: both are in the units of f. Tran et al.
+where |·| is the root mean square over points and outputs: both are in the units of f. Tran et al.
 (2022) bound the 1-Wasserstein distance of f(X) itself by a network of slope 1 that is trained in an
-inner loop; tried here with 20 steps of it for each step of ψ, it took ten to twenty times as long
-and left the functions narrower than the target's (docs/functional_priors.md).
+inner loop. In a test here, with 20 steps of it for each step of ψ, this took ten to twenty times as
+long, and the functions were narrower than those of the target (docs/functional_priors.md).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from torch import Tensor, nn
 
 from doxa import store
 from doxa.data.scaling import standardise
-from doxa.engine.engine import choose, works
+from doxa.engine.engine import choose_engine, fall_back_to_loop
 from doxa.errors import DataError, MethodError, ModelError
 from doxa.function.evidence_prior import prior_variance
 from doxa.mcmc.sghmc import SGHMC
@@ -56,7 +56,7 @@ _FIRST_SHAPE = 0.3  # of log σ where it is unknown, and the first tail of a flo
 
 
 class Matched(NamedTuple):
-    """What was found for each of R runs."""
+    """The tuned priors of R runs."""
 
     names: tuple[str, ...]  # of the tensors
     log_scale: Tensor  # [R, tensors]
@@ -78,7 +78,7 @@ class Matched(NamedTuple):
 
 @dataclass(frozen=True)
 class Matching:
-    """How to tune: see `doxa.functional_prior`."""
+    """The settings of the tuning: see `doxa.functional_prior`."""
 
     target: FunctionPrior
     kind: str = "gaussian"
@@ -139,16 +139,17 @@ class Sides:
         self.lengths = torch.tensor([len(x) for x in rows], device=device, dtype=dtype)
         self.low, self.high = self.rows.amin(1, True), self.rows.amax(1, True)
         self.noise = Noise(0, "functional prior", [*seeds], device, dtype)
-        self.engine = choose(model, len(rows) * how.functions, device)
+        self.engine = choose_engine(model, len(rows) * how.functions, device)
 
         def trial(tried: object) -> None:
             self.engine = tried  # type: ignore[assignment]
             self.draw(self.start(), 0)
 
-        self.engine = works(self.engine, trial)
+        self.engine = fall_back_to_loop(self.engine, trial)
 
     def start(self) -> Tensor:
-        """Scales that keep a unit's input at any width, [R, tensors] or twice as many."""
+        """Scales with which units of any width have inputs of the same size, [R, tensors] or twice
+        as many."""
         log_scale = torch.tensor([-0.5 * math.log(e.fan_in) for e in self.entries])
         if self.how.kind != "gaussian":
             shape = torch.full_like(log_scale, math.log(_FIRST_SHAPE))
@@ -188,8 +189,8 @@ class Sides:
 
 
 def energy(f: Tensor, g: Tensor) -> Tensor:
-    """The energy distance of draws [R, S, D] and [R, S', D], without bias: [R]. It may come out
-    below zero where both are alike."""
+    """The unbiased energy distance of draws [R, S, D] and [R, S', D]: [R]. It may be below zero if
+    both distributions are equal."""
 
     def within(a: Tensor) -> Tensor:
         return _mean_distance(a, a) * (a.shape[1] / (a.shape[1] - 1))  # without i = j
@@ -205,8 +206,8 @@ def _mean_distance(a: Tensor, b: Tensor) -> Tensor:
 
 
 def sliced(f: Tensor, g: Tensor, directions: Tensor) -> Tensor:
-    """The mean 1-Wasserstein distance of draws [R, S, D] along directions [R, D, L], [R]: on a line
-    the best plan pairs the smallest with the smallest."""
+    """The mean 1-Wasserstein distance of draws [R, S, D] along directions [R, D, L], [R]. On a
+    line, the optimal plan pairs the draws in order of size."""
     unit = directions / torch.linalg.vector_norm(directions, dim=1, keepdim=True)
     along = [(side @ unit).sort(1).values for side in (f, g)]  # [R, S, L]
     return (along[0] - along[1]).abs().mean((1, 2))
@@ -216,7 +217,7 @@ _ROWS = 1024  # of a run, evenly spaced, at which functions are compared
 
 
 class TunedPrior(dict[str, Prior]):
-    """{tensor: prior}, as `prior=` takes it, with the distances on the way, [steps]."""
+    """A dict {tensor: prior} for `prior=`, with the distances during tuning, [steps]."""
 
     distances: Tensor
     target: FunctionPrior
@@ -238,30 +239,46 @@ def functional_prior(
     standardize: bool = False,
     seed: int = 0,
 ) -> TunedPrior:
-    """The prior of each tensor under which a network's functions are nearest to a target's.
+    """The prior of each tensor for which a network's functions are nearest to those of a target.
 
     Parameters
     ----------
-    model: a network, or a `Model`, whose own prior is not looked at.
-    x: inputs, [N, ...]: functions are compared at their rows and in their range.
-    target: "rbf", "matern", "periodic" or "linear", a Gaussian process with that kernel, or a
-        `doxa.GPPrior` or `doxa.ImplicitPrior`; in the units that the network is fitted in.
-    kind: "gaussian": `Normal` with a scale for each tensor. "hierarchical": `Hierarchical` with a
-        log-normal scale, whose width is tuned, too: functions may then have heavier tails. "flow":
-        `FlowPrior`, weights with tails that are tuned.
-    lengthscale, variance: of a target that is named; √(2D) for D columns unless given, at which
-        two standardised rows have correlation e^(−½), and 1, or 8 for the logits of a `Model` of
-        classes (the paper's): under logits of variance 1 labels are mostly chance.
-    spread: every function of a target that is named has a lengthscale of its own for each column
-        and a variance of its own, whose logarithms have this standard deviation: see
-        `doxa.HierarchicalGP`. None: they are known.
-    distance: "energy", or "sliced", a Wasserstein distance: see `matching.py`.
-    functions, points: how many functions of each side are compared in a step, and where.
-    standardize: x is scaled as `fit(standardize=True)` does it.
+    model : Model or nn.Module
+        The network. The prior of a `Model` is not used.
+    x : array-like
+        Inputs, [N, ...]. Functions are compared at these rows and in their range.
+    target : str or FunctionPrior
+        "rbf", "matern", "periodic" or "linear": a Gaussian process with that kernel; or a
+        `doxa.GPPrior` or `doxa.ImplicitPrior`, in the units in which the network is fitted.
+    kind : {"gaussian", "hierarchical", "flow"}
+        "gaussian": `Normal` with a scale for each tensor. "hierarchical": `Hierarchical` with a
+        log-normal scale whose width is tuned, too, so that functions may have heavier tails.
+        "flow": `FlowPrior`, weights with tuned tails.
+    lengthscale, variance : float, optional
+        Of a named target. The default lengthscale is √(2D) for D columns, at which two
+        standardised rows have correlation e^(−½). The default variance is 1, or 8 for the logits
+        of a `Model` of classes (as in the paper): with logits of variance 1, labels are mostly
+        chance.
+    spread : float, optional
+        If it is given, each function of a named target has its own lengthscale for each column and
+        its own variance, and their logarithms have this standard deviation (`doxa.HierarchicalGP`).
+    distance : {"energy", "sliced"}
+        The distance between the functions; "sliced" is a Wasserstein distance. The equations are in
+        the docstring of this module.
+    steps : int
+        Steps of the tuning.
+    functions, points : int
+        The number of functions of each side, and of inputs, that are compared in a step.
+    standardize : bool
+        Whether x is scaled as by `fit(standardize=True)`.
+    seed : int
+        The random seed.
 
     Returns
     -------
-    {name of a tensor: prior}, for `Model` and `fit`, with `.distances` [steps] and `.target`.
+    TunedPrior
+        A dict {name of a tensor: prior} for `Model` and `fit`, with the attributes `.distances`
+        [steps] and `.target`.
 
     Examples
     --------
@@ -274,8 +291,8 @@ def functional_prior(
         target=target, kind=kind, lengthscale=lengthscale, variance=variance, spread=spread,
         distance=distance, prior_steps=steps, functions=functions, points=points,
     )  # fmt: skip
-    prior_moments = model if isinstance(model, Model) else Model(model)
-    rows = torch.as_tensor(x).to(prior_moments.device)
+    network = model if isinstance(model, Model) else Model(model)
+    rows = torch.as_tensor(x).to(network.device)
     if rows.ndim == 0 or len(rows) == 0:
         raise DataError("functions are compared at the rows of x: there are none")
     if rows.is_floating_point():
@@ -285,10 +302,10 @@ def functional_prior(
         if standardize:
             (scales,) = standardise(rows, None, [torch.arange(len(rows))], scale_y=False)
             rows = scales.x(rows)
-        rows = rows.to(prior_moments.dtype)
-    matching = method.matching(math.prod(rows.shape[1:]), prior_variance(prior_moments.likelihood))
+        rows = rows.to(network.dtype)
+    matching = method.matching(math.prod(rows.shape[1:]), prior_variance(network.likelihood))
     few = rows[_evenly(len(rows)).to(rows.device)]
-    found = matching(prior_moments.build(rows), [_distinct(few)], [seed])
+    found = matching(network.build(rows), [_distinct(few)], [seed])
     prior = TunedPrior(found.priors(0))
     prior.distances, prior.target = found.distances[0].cpu(), matching.target
     return prior
@@ -300,7 +317,7 @@ def _evenly(rows: int) -> Tensor:
 
 
 def _distinct(x: Any) -> Tensor:
-    """Each row once: a row that is there twice is no other place to look at functions."""
+    """The distinct rows: a repeated row is not another input."""
     if not isinstance(x, Tensor) or not x.is_floating_point():
         raise DataError("a functional prior needs x as one array of real numbers")
     return torch.unique(x.cpu(), dim=0).to(x.device)
@@ -335,8 +352,8 @@ class FunctionalPrior(SGHMC):
     points: int = whole(48, least=2)
 
     def matching(self, columns: int, size: float = 1.0) -> Matching:
-        """How the prior of a network with so many numbers in a row of x is tuned; `size` is the
-        variance of a target that is named, unless it is given."""
+        """How the prior is tuned, for a network with so many columns of x; `size` is the default
+        variance of a named target."""
         target, size = self.target, size if self.variance is None else self.variance
         if not isinstance(target, FunctionPrior):
             length = math.sqrt(2.0 * columns) if self.lengthscale is None else self.lengthscale
@@ -345,14 +362,14 @@ class FunctionalPrior(SGHMC):
                 each = (length,) * columns
                 target = HierarchicalGP(target.kernel, each, size, spread=self.spread)
         elif (self.lengthscale, self.variance, self.spread) != (None, None, None):
-            raise MethodError("lengthscale, variance and spread are of a target that is named: set "
+            raise MethodError("lengthscale, variance and spread are for a named target: set "
                               "them in the target itself")  # fmt: skip
         return Matching(
             target, self.kind, self.distance, self.prior_steps, self.functions, self.points,
         )  # fmt: skip
 
     def _tuned(self, run: Run) -> Matched:
-        """Tuned for each run of a fit, the same whichever of its members are fitted."""
+        """The tuned priors of the runs. They do not depend on which members are fitted."""
         return run.once("functional prior", lambda: self._tune(run))
 
     def _tune(self, run: Run) -> Matched:
@@ -410,7 +427,7 @@ class FunctionalPrior(SGHMC):
 
 
 def _always(own: Run, step: Any) -> Any:
-    """A step under the run with the tuned prior, whichever run it is called with."""
+    """The step with the run under the tuned prior, whichever run it is called with."""
     return lambda run, state, batch, clock: step(own, state, batch, clock)
 
 

@@ -1,26 +1,27 @@
-"""Functional variational inference: a network's functions held to a prior over functions.
+"""Functional variational inference: a network under a prior over its functions.
 
     L = (n/B) Σ_batch E_q log p(y_i | f(x_i)) − T · KL(q(f^X) ‖ p(f^X)),   θ ~ q = N(μ, diag σ²)
     ∇ KL = E_q[(∇_f log q(f^X) − ∇_f log p(f^X)) ∂f^X/∂(μ, σ)]
 
-Sun, Zhang, Shi & Grosse (2019), functional variational Bayesian neural networks: X are measurement
-points, rows of the batch and points drawn at random around the data. ∇_f log q is the spectral
-Stein estimate from `samples` functions; ∇_f log p is in closed form for a
-Gaussian process, and again the Stein estimate for a prior that is known by its draws. Independent
-noise of standard deviation `smoothing` is added to the functions of both, so that both have
-densities. A weight of the KL of 1/n beside the mean over rows is the paper's λ: T = 1.
+Sun, Zhang, Shi & Grosse (2019), functional variational Bayesian neural networks. X are measurement
+points: rows of the batch, and points drawn at random around the data. ∇_f log q is the spectral
+Stein estimate from `samples` functions. ∇_f log p is in closed form for a Gaussian process, and the
+Stein estimate for a prior that is given by its draws. Independent noise of standard deviation
+`smoothing` is added to the functions of both, so that both have densities. The paper weights the KL
+by λ beside the mean over rows; λ = 1/n is T = 1.
 
-The kernel of a prior that is named is fitted first, by the marginal likelihood of mini-batches of
-real targets (as in the paper), in `prior_steps` steps of Adam; with other targets it has the median
-distance for its lengthscale, and variance 1, or 8 for the logits of classes.
+The kernel of a named prior is fitted first, by the marginal likelihood of mini-batches of real
+targets (as in the paper), in `prior_steps` steps of Adam. With other targets, its lengthscale is
+the median distance, and its variance is 1, or 8 for the logits of classes.
 
-It is no bound. KL(q ‖ p) over functions is the supremum over measurement sets, of which one is used
-at a time; and between a network's and a GP's functions that supremum is infinite (Burt, Ober,
-Garriga-Alonso & van der Wilk, 2020), since a network with finitely many weights lies in a set that
-the GP gives no mass to. `elbo` is therefore None. The fitted network resembles the posterior of the
-GP at the measurement points, up to differences of the size of `smoothing`.
+The objective is not a bound. KL(q ‖ p) over functions is the supremum over measurement sets, of
+which one is used at a time. Between the functions of a network and of a GP this supremum is
+infinite (Burt, Ober, Garriga-Alonso & van der Wilk, 2020): a network with finitely many weights
+lies in a set of functions to which the GP assigns no mass. `elbo` is therefore None. The fitted
+network resembles the posterior of the GP at the measurement points, up to differences of the size
+of `smoothing`.
 
-The spectral Stein estimator is the score of a distribution of which only draws are known:
+The spectral Stein estimator is the score of a distribution from its draws only:
 
     ∇ log q(f) ≈ Σ_{j ≤ J} β_j ψ_j(f),   β_j = −E_q ∇ψ_j,   by Stein's identity
     ψ_j(f) = (√S/λ_j) Σ_s u_js k(f, f_s),   K u_j = λ_j u_j,   K the draws' Gram matrix
@@ -28,12 +29,12 @@ The spectral Stein estimator is the score of a distribution of which only draws 
 Shi, Sun & Zhu (2018), equations 9 to 13: ψ_j are Nyström's eigenfunctions of the kernel under q,
 here of exp(−‖f − f'‖²/2ℓ²) with ℓ the median distance between draws. At the draws themselves it is
 −(U Λ⁻¹ Uᵀ)_J G with G_t = Σ_s ∇_{f_s} k(f_s, f_t). J is the least number of eigenvalues that make
-up a share (`eigenvalue_share`) of their sum; the others are masked, so that shapes do not depend on
-values.
+up a fraction `eigenvalue_share` of their sum. The others are masked, so that shapes do not depend
+on values.
 
-In many dimensions the leading eigenfunctions hold less and less of a score, and the estimate
-shrinks: along 40 values of a smooth function from 100 draws it is some eight tenths of the score.
-A q that is fitted with it is somewhat too narrow.
+In many dimensions, the leading eigenfunctions contain less of a score, and the estimate is too
+small: for 40 values of a smooth function and 100 draws, it is about eight tenths of the score. A q
+that is fitted with it is somewhat too narrow.
 """
 
 from __future__ import annotations
@@ -83,14 +84,14 @@ def stein_score(draws: Tensor, at: Tensor | None = None, share: float = 0.99) ->
     Parameters
     ----------
     draws: S draws of K numbers from each of M distributions.
-    share: of the sum of the eigenvalues: those that make it up are kept.
+    share: the fraction of the sum of the eigenvalues that is kept.
     """
     squares = _squares(draws, draws)
     width = _median(squares)  # ℓ², [M, 1, 1]
     gram = (-0.5 * squares / width).exp()  # [M, S, S]
     # Σ_s ∇_{f_s} k(f_s, f_t) = −(1/ℓ²) Σ_s k_st (f_s − f_t)
     pull = (gram.sum(-1, keepdim=True) * draws - gram @ draws) / width  # [M, S, K]
-    # ascending; of draws that are no numbers, which stay so, the decomposition would raise
+    # ascending; the decomposition would raise for NaN, which stay NaN
     values, vectors = torch.linalg.eigh(gram.nan_to_num())
     values = values.clamp_min(torch.finfo(gram.dtype).eps * gram.shape[-1])
     kept = values.cumsum(-1) > (1 - share) * values.sum(-1, keepdim=True)
@@ -133,7 +134,7 @@ class FunctionalPosterior(GaussianPosterior):
         self.kernel = kernel
 
     def _draw_prior_functions(self, x: Any, n: int, seed: int | None) -> Tensor:
-        """Of the prior over functions that was fitted under."""
+        """Draws from the prior over functions that was used in the fit."""
         prior = self.method.function_prior
         if prior == "weights":
             return super()._draw_prior_functions(x, n, seed)
@@ -255,7 +256,7 @@ class FunctionalVI(DrawnWeights):
         where = noise_index(run) if self.noise_from == "evidence" else None
         main = optimise(
             partial(self._functional, where), run.steps, over=_Q, average=self.average,
-            # a GPU's eigendecomposition waits for the host, so that no graph can hold it
+            # on a GPU the eigendecomposition waits for the host, so a graph cannot contain it
             capturable=run.device.type == "cpu",
         )  # fmt: skip
         if self.noise_from == "evidence":
@@ -281,7 +282,7 @@ class FunctionalVI(DrawnWeights):
         theta = moved(run, params["mean"].unsqueeze(1), std.unsqueeze(1) * eps)  # [M, S, P]
         at = measured(params, batch, clock, self.measured_rows, self._points(run))
         f = self._functions(run, params, theta, at)  # [M, S, N, ...]
-        if run.net.tracked:  # BatchNorm learns from rows of the data alone
+        if run.net.tracked:  # BatchNorm's statistics are of rows of the data only
             value, changed = self.log_likelihood_at(run, params, batch, theta)
         else:
             own, changed = f[:, :, :rows].flatten(0, 1), {}
@@ -298,7 +299,7 @@ class FunctionalVI(DrawnWeights):
         return value + outside - heat * (kl - kl.detach()), changed
 
     def _functions(self, run: Run, params: State, theta: Tensor, at: Measured) -> Tensor:
-        """f of weights [M, S, P] at all of the inputs, [M, S, N, ...]."""
+        """The functions of weights [M, S, P] at all inputs, [M, S, N, ...]."""
         s = theta.shape[1]
         inner = {k: v.repeat_interleave(s, 0) for k, v in network_part(params).items()}
         x = at.x if at.shared else at.x.repeat_interleave(s, 0)
@@ -320,7 +321,7 @@ class FunctionalVI(DrawnWeights):
         return ours - stein_score(drawn.flatten(2), flat, self.eigenvalue_share).view_as(f)
 
     def _known_score(self, params: State, at: Measured, f: Tensor) -> Tensor | None:
-        """∇ log p, where the prior has a density."""
+        """∇ log p, if the prior has a density."""
         if self.function_prior == "weights":
             return None
         if isinstance(self.function_prior, FunctionPrior):
@@ -331,7 +332,7 @@ class FunctionalVI(DrawnWeights):
     def _prior_functions(
         self, run: Run, params: State, at: Measured, f: Tensor, clock: Clock
     ) -> Tensor:
-        """As many draws of the prior, [M, S, K, O]."""
+        """The same number of draws from the prior, [M, S, K, O]."""
         m, s, k, outputs = f.shape
         if isinstance(self.function_prior, FunctionPrior):
             shape = self.function_prior.noise_shape(k, outputs)

@@ -5,11 +5,11 @@
     log p(y) = −½ yᵀ(K + σ²I)⁻¹y − ½ log |K + σ²I| − (n/2) log 2π
 
 Rasmussen & Williams (2006), Algorithm 2.1. Hyper-parameters of the kernel and the noise are found
-by type-II maximum likelihood, as logarithms: BFGS on log p(y), first of some of the rows where
-there are many. Everything is float64, whatever the data's type. Several outputs share the kernel.
-Members after the first start from perturbed hyper-parameters; all are fitted at once. Its cost is
-n³ per evaluation and two matrices of n²: up to about 10,000 rows. `announce` reports the memory
-that is needed before it is allocated.
+by type-II maximum likelihood, as logarithms, with BFGS on log p(y). If there are many rows, some of
+them are fitted first. All computations are in float64, for data of any type. Several outputs share
+the kernel. Members after the first start from perturbed hyper-parameters; all are fitted at once.
+An evaluation costs n³ and two matrices of n²: up to about 10,000 rows. `announce` reports the
+memory that is needed before it is allocated.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ _SLACK = 256 << 20  # blocks of covariances, and what they leave for the backwar
 
 
 def exact_bytes(rows: int, matrices: int) -> int:
-    """What `matrices` factors [N, N] in float64 and the work on them take."""
+    """Bytes of `matrices` factors [N, N] in float64 and of the work on them."""
     return 8 * rows**2 * (matrices + WORKING) + _SLACK
 
 
 def announce(rows: int, matrices: int, name: str, device: torch.device) -> int:
-    """The bytes that `matrices` factors [N, N] and work on them need: logged, and an error where
-    they are not there."""
+    """Log the bytes of `matrices` factors [N, N] and of the work on them; raise an error if they
+    are not available."""
     need = exact_bytes(rows, matrices)
     log.info("%s: %s rows take %.3g GiB (%s bytes)", name, rows, need / 2**30, need)
     free = free_memory(device)
@@ -168,8 +168,8 @@ class GP(Method):
         return {"theta": theta, **bounds}
 
     def _start(self, run: Run) -> tuple[Tensor, Tensor]:
-        """Initial logarithms [M, H], the kernel's, then the noise if it is learned; and how small
-        they may become."""
+        """Initial logarithms [M, H], of the kernel and of the noise if it is learned; and their
+        lower limits."""
         x, y, weight = sample_rows(run)
         x = matrix(x, shared=False).double()
         y = y.double().reshape(*x.shape[:2], -1)
@@ -193,12 +193,12 @@ class GP(Method):
         return start, torch.cat([start[:, : kernel.layout.size] - _WIDE, least], 1)
 
     def _learned(self, run: Run) -> int:
-        """How many noise levels are learned."""
+        """The number of learned noise levels."""
         shape = self._noise_shape(run)
         return 0 if shape is None else math.prod(shape)
 
     def _noise_shape(self, run: Run) -> tuple[int, ...] | None:
-        """The shape of the learned noise, None where it is given."""
+        """The shape of the learned noise; None if it is given."""
         likelihood, given = given_noise(run, self)
         if given is not None:
             return None

@@ -3,15 +3,15 @@
     f_s = g(·, θ_s), θ_s = μ + σ ∘ w_s,   s = 1…S,   w_s drawn once from the weight prior
     m = (1/S) Σ f_s,   φ_s = (f_s − m)/√S,   f(x) = m(x) + Σ_s a_s φ_s(x),   a ~ N(0, I)
 
-so that f is the Gaussian process with the draws' mean and covariance. q(a) = N(b, LLᵀ), the
-prior's (μ, σ) and the noise ascend the α-energy
+so f is the Gaussian process with the mean and covariance of the draws. q(a) = N(b, LLᵀ), the
+prior's (μ, σ) and the noise are trained together; they ascend the α-energy
 
     L_α = (1/α) Σ_i log E_q[p(y_i | f_i)^α] − KL(q(a) ‖ N(0, I)),
 
 which is the ELBO as α → 0, and at α = 1 a sum of predictive densities. Ma, Li & Hernández-Lobato
-(2019), with α = ½. Under Gaussian noise each term is in closed form, and with `exact` q(a) is at
-the end the posterior of a given the prior that was learned: a pass over the data. With other
-likelihoods E_q is a mean over `samples` draws of a. The outputs of a network share a.
+(2019) use α = ½. Under Gaussian noise each term is in closed form. With `exact`, the final q(a) is
+then the posterior of a under the learned prior, from a pass over the data. With other likelihoods
+E_q is a mean over `samples` draws of a. The outputs of a network share a.
 
 The noise w_s is drawn once, so that q(a) is over the same functions in every step. The posterior
 lies in the span of S functions: with as few as 20 there is little variance far from the data,
@@ -65,7 +65,7 @@ from doxa.priors.functions import ImplicitPrior
 from doxa.vi.gaussian import moved
 
 
-class PriorMoments(NamedTuple):
+class FunctionMoments(NamedTuple):
     """f at rows under q(a): its mean [M, B, O], and H [M, S, B, O] with covariance Σ_s H_s H_sᵀ."""
 
     mean: Tensor
@@ -76,10 +76,10 @@ class PriorMoments(NamedTuple):
 
 
 def energies(
-    run: Run, q: State, f: PriorMoments, batch: Batch, alpha: float, eps: Tensor | None
+    run: Run, q: State, f: FunctionMoments, batch: Batch, alpha: float, eps: Tensor | None
 ) -> Tensor:
-    """(1/α) log E_q[p(y | f)^α] of each row, [M, B]; E_q log p at α = 0. Gaussian noise: in closed
-    form. Otherwise over the draws of a that ε [M, T, S] makes."""
+    """(1/α) log E_q[p(y | f)^α] of each row, [M, B]; E_q log p at α = 0. It is a closed form for
+    Gaussian noise, and otherwise a mean over draws of a from ε [M, T, S]."""
     theta = q["mean"]
     if run.likelihood.integrates_normal:
         given = likelihood_parameters(run.layout.unflatten(theta)) | run.constants
@@ -105,7 +105,7 @@ def energies(
 
 
 def gaussian_energy(left: Tensor, half: Tensor, noise: Tensor, alpha: float) -> Tensor:
-    """From p^α = (2πσ²)^((1−α)/2) α^(−½) N(y; f, σ²/α) for each output: [M, B]."""
+    """The energy from p^α = (2πσ²)^((1−α)/2) α^(−½) N(y; f, σ²/α) for each output: [M, B]."""
     covariance = torch.einsum("msbo,msbp->mbop", half, half) + torch.diag_embed(noise / alpha)
     factor = torch.linalg.cholesky_ex(covariance).L
     white = torch.linalg.solve_triangular(factor, left.unsqueeze(-1), upper=False)
@@ -117,7 +117,7 @@ def gaussian_energy(left: Tensor, half: Tensor, noise: Tensor, alpha: float) -> 
 
 
 def root_of(free: Tensor) -> Tensor:
-    """L, lower triangular, from what is trained: its diagonal in logarithms."""
+    """L, lower triangular, from the trained values, which have the logarithms of its diagonal."""
     return free.tril(-1) + torch.diag_embed(free.diagonal(dim1=-2, dim2=-1).exp())
 
 
@@ -130,7 +130,7 @@ def divergence(q: State) -> Tensor:
 
 
 def shaped(run: Run, f: Tensor) -> Tensor:
-    """f [M, B, O] with the outputs' own axes."""
+    """f [M, B, O] in the output shape of the network."""
     return f.reshape(*f.shape[:2], *run.net.output)
 
 
@@ -183,7 +183,7 @@ class ImplicitProcessPosterior(WeightPosterior):
         raise Unavailable(f"a {self.kind} posterior has no weights to draw: it mixes functions")
 
     def _basis(self, x: Any, who: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """m [K, N, ...] and φ [K, S, N, ...] at fitted x, of all members or of those named."""
+        """m [K, N, ...] and φ [K, S, N, ...] at fitted x, for all members or for those in `who`."""
         who = torch.arange(self.members, device=self.device) if who is None else who
         basis, given = self.basis[who], self.method.function_prior
         k, s = basis.shape[:2]
@@ -205,7 +205,8 @@ class ImplicitProcessPosterior(WeightPosterior):
         return mean, (f - mean.unsqueeze(1)) / math.sqrt(s)
 
     def _pieces(self, x: Any, functions: int) -> Iterator[Any]:
-        """Blocks of rows at which so many functions, or all of the basis, take little memory."""
+        """Blocks of rows at which so many functions, or the whole basis, fit into limited
+        memory."""
         outputs = math.prod(self.network.output) * self.dtype.itemsize
         block = max(1, _BLOCK_BYTES // (max(functions, self.basis[..., 0].numel()) * outputs))
         for start in range(0, rows_of(x, "x"), block):
@@ -241,7 +242,7 @@ class ImplicitProcessPosterior(WeightPosterior):
         return mean + shift.view_as(mean), variance.view_as(mean)
 
     def _moments(self, x: Any, n: int, seed: int, theta: Params) -> Predictive:
-        """Over n draws, a block of rows at a time: the same functions in every block."""
+        """The moments over n draws, in blocks of rows. The functions are the same in all blocks."""
         parts = []
         for piece in self._pieces(x, n):
             total = Moments(self.likelihood)
@@ -254,7 +255,7 @@ class ImplicitProcessPosterior(WeightPosterior):
         return self.likelihood.location(self._drawn(self.check_inputs(x), n, seed, "draws"), 1)
 
     def _draw_prior_functions(self, x: Any, n: int, seed: int | None) -> Tensor:
-        """Of the process before the data, a ~ N(0, I), under the prior that was learned."""
+        """Draws from the process before the data, a ~ N(0, I), under the learned prior."""
         seed = self.sampling(n, seed, "samples")
         return self.likelihood.location(self._drawn(self.check_inputs(x), n, seed, "prior"), 1)
 
@@ -372,7 +373,7 @@ class ImplicitProcess(Method):
 
     def stages(self, run: Run) -> Iterable[Stage]:
         if self.alpha and run.likelihood.tempered:
-            raise MethodError("classes with weights have no α-energy: take alpha=0")
+            raise MethodError("classes with weights have no α-energy: use alpha=0")
         yield optimise(self._energy, run.steps, over=self._over, average=self.average)
         yield from noise_on_held_out(self.score, run, average_name("mean", self.average))
 
@@ -385,15 +386,15 @@ class ImplicitProcess(Method):
         eps = None
         if not run.likelihood.integrates_normal:
             eps = clock.noise(self.samples, self.functions)
-        f = self.prior_moments(run, q, batch.x, batch.shared)
+        f = self.function_moments(run, q, batch.x, batch.shared)
         each = energies(run, q, f, batch, self.alpha, eps)
         outside = run.prior.log_prob(mean) - run.subset_prior.log_prob(mean[:, run.subset_where])
         return run.total(each, batch) - divergence(q) + outside, {}
 
-    def prior_moments(self, run: Run, q: State, x: Any, shared: bool) -> PriorMoments:
-        """f under q(a) at any inputs."""
+    def function_moments(self, run: Run, q: State, x: Any, shared: bool) -> FunctionMoments:
+        """The moments of f under q(a) at any inputs."""
         mean, phi = self.basis(run, q, x, shared)
-        return PriorMoments(
+        return FunctionMoments(
             mean + torch.einsum("msbo,ms->mbo", phi, q["a_mean"]),
             torch.einsum("msbo,mst->mtbo", phi, root_of(q["a_root"])),
         )
@@ -426,12 +427,13 @@ class ImplicitProcess(Method):
         return averaged(state, "mean")
 
     def score(self, run: Run, state: State, batch: Batch) -> Tensor:
-        """The predictive density of held-out rows, or its mean logarithm where classes have
-        weights. The mean function alone would be good long before q(a) is narrow enough."""
+        """The predictive density of held-out rows, or the mean of its logarithm if classes have
+        weights. The mean function alone would have a good score long before q(a) is narrow enough.
+        """
         q, eps = self._answer(state), None
         if not run.likelihood.integrates_normal:
             eps = run.noise("held-out").normal((_LOOKED_AT_BY, self.functions))
-        f = self.prior_moments(run, q, batch.x, batch.shared)
+        f = self.function_moments(run, q, batch.x, batch.shared)
         alpha = 0.0 if run.likelihood.tempered else 1.0
         return run.total(energies(run, q, f, batch, alpha, eps), batch)
 
@@ -455,7 +457,7 @@ class ImplicitProcess(Method):
         return posterior
 
     def _solved(self, run: Run, q: State) -> State:
-        """a given all rows, in closed form: precision I + Σ_i φ_i φ_iᵀ/σ²."""
+        """The posterior of a given all rows, in closed form, with precision I + Σ_i φ_i φ_iᵀ/σ²."""
         rows = run.passes()
         eye = torch.eye(self.functions, device=run.device, dtype=torch.float64)
         precision, pull = eye.repeat(run.size, 1, 1), eye.new_zeros(run.size, self.functions)
@@ -486,6 +488,6 @@ class ImplicitProcess(Method):
         total = -divergence(q).double()
         for t in range(rows.count):
             batch = rows.batch(t)
-            f = self.prior_moments(run, q, batch.x, batch.shared)
+            f = self.function_moments(run, q, batch.x, batch.shared)
             total += run.total(energies(run, q, f, batch, 0.0, eps), batch).double()
         return float((total + run.units_log_jacobian()).mean())

@@ -1,37 +1,37 @@
-"""A sparse Gaussian-process layer: values at inducing points represent the whole function.
+"""Sparse Gaussian-process layers: values at inducing points represent the whole function.
+
+**The layer** (`Layer`).
 
     u = f(Z) = L v,   LLᵀ = K_ZZ,   a(x) = L⁻¹ k_Z(x),   q(v_o) = N(m_o, S_o)
     q(f_o(x)) = N(a(x)ᵀ m_o,  k(x, x) − |a(x)|² + a(x)ᵀ S_o a(x))
     KL[q(u) ‖ p(u)] = ½ Σ_o (tr S_o + |m_o|² − Z − log |S_o|)
 
-Titsias (2009), Hensman et al. (2013); whitened, so that the prior of v is N(0, I) whatever the
-kernel. All members at once, outputs share the kernel and the points; in float64.
+Titsias (2009), Hensman et al. (2013). v is whitened: its prior is N(0, I) for any kernel. All
+members are computed at once, in float64; outputs share the kernel and the points.
 
-Random features of a composed kernel: z_f with E z_f(x) z_f(x') = k(x, x'), at any rows.
+**Random features** (`features`) of a composed kernel: z_f with E z_f(x) z_f(x') = k(x, x').
 
     rbf, matern, rq, periodic   √2 cos(ωᵀx/ℓ + b), ω of the kernel's spectrum (Bochner)
     linear, polynomial          ±gᵀx and products of such, g ~ N(0, I)
     relu1, relu2, relu3         ± the last hidden units of a random network of so many layers
     k₁ + k₂,  k₁ k₂             z₁ + z₂,  z₁ z₂
 
-Rahimi & Recht (2007). A Matérn kernel of ν has Student-t frequencies with 2ν degrees of freedom, a
-rational quadratic mixes lengthscales by a gamma distribution (by Wilson and Hilferty's cube), and a
-periodic one is an RBF of (cos, sin)(2πx/p). They are the same numbers at every call.
+Rahimi & Recht (2007). A Matérn kernel of ν has Student-t frequencies with 2ν degrees of freedom. A
+rational quadratic mixes lengthscales by a gamma distribution (by Wilson and Hilferty's cube). A
+periodic kernel is an RBF of (cos, sin)(2πx/p). The random numbers are the same at every call.
 
-Whole functions are drawn from a sparse layer at a cost that is linear in the number of rows; each
-row can be evaluated separately.
+**Function draws** (`draw`). Whole functions are drawn at a cost that is linear in the number of
+rows, and each row can be evaluated separately.
 
     f(x) = a(x)ᵀ(m + Rε) + r(x),   r(x) = ψ(x)ᵀw · (√(k(x, x) − |a(x)|²)/|ψ(x)|),   ε, w ~ N(0, I)
     ψ(x) = φ(x) − Φ(Z)ᵀL⁻ᵀa(x)
 
-After Wilson et al. (2020): the part of f that the inducing points do not determine is drawn from a
-prior in random features φ (Rahimi & Recht, 2007), less its part at the inducing points. The last
-factor makes the variance of every row exact; between rows the correlation of r is that of the
-features. Each feature z has E z(x)z(x') = k(x, x'): a wave √2 cos(ωᵀx + b) of a random frequency,
-a random projection of x; sums of kernels add features, products multiply them.
+After Wilson et al. (2020): the part of f that the inducing points do not determine is drawn from
+the prior in random features φ, minus its part at the inducing points. The last factor makes the
+variance at every row exact; between rows, the correlation of r is that of the features.
 
-The file also has the initial inducing points, chosen among the rows, and the sums over rows that
-determine q(v) of the last layer.
+The file also has the initial inducing points, which are chosen among the rows, and the sums over
+rows that determine q(v) of the last layer.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ _FREEDOM = {"matern": 5, "matern12": 1, "matern32": 3, "matern52": 5}  # 2ν
 
 
 def features(kernel: Composed, hyper: Tensor, x: Tensor) -> Tensor:
-    """φ(x) [1, N, F] of one member's hyper-parameters [1, H], with E φ(x)ᵀφ(x') = k(x, x')."""
+    """φ(x) [1, N, F] for one member's hyper-parameters [1, H], with E φ(x)ᵀφ(x') = k(x, x')."""
     values = kernel.layout.unflatten(hyper.exp())
     return _of(kernel.tree, values, x) / math.sqrt(FEATURES)
 
 
 def _of(node: Node, values: Params, x: Tensor, inside: bool = False) -> Tensor:
-    """A tree's features; `inside` a product a single kernel has no variance."""
+    """The features of a tree; a single kernel `inside` a product has no variance."""
     if isinstance(node, Sum):
         return functools.reduce(operator.add, (_of(part, values, x) for part in node.parts))
     if isinstance(node, Leaf):
@@ -124,8 +124,8 @@ JITTER = 1e-8  # of the mean variance at the inducing points
 
 
 class Layer(NamedTuple):
-    """The posterior of a layer: its kernel's logarithms [M, H], points [M, Z, D], and q(v): means
-    [M, O, Z] and square roots R of the covariances, S = RRᵀ, [M, O, Z, Z]."""
+    """The posterior of a layer: the logarithms of its kernel [M, H], its points [M, Z, D], and q(v)
+    with means [M, O, Z] and square roots R of the covariances, S = RRᵀ, [M, O, Z, Z]."""
 
     kernel: Composed
     hyper: Tensor
@@ -166,21 +166,21 @@ def factor(kernel: Composed, hyper: Tensor, points: Tensor) -> Tensor:
 
 
 def jittered(covariance: Tensor) -> Tensor:
-    """With a little more on the diagonal, for points that are close."""
+    """The matrix with a slightly larger diagonal, for points that are close to each other."""
     diagonal = covariance.diagonal(dim1=-2, dim2=-1)
     more = JITTER * diagonal.mean(-1, keepdim=True).expand_as(diagonal)
     return covariance + torch.diag_embed(more)
 
 
 def cholesky(matrix: Tensor) -> Tensor:
-    """The lower factor; not a number for a member whose matrix has none, which the driver sees."""
+    """The lower factor; NaN for a member whose matrix has none, which the driver detects."""
     lower, info = torch.linalg.cholesky_ex(matrix)
     return torch.where((info == 0)[..., None, None], lower, torch.nan)
 
 
 def from_precision(precision: Tensor, shift: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of q(v) in natural parameters, Λ [M, O, Z, Z] and Λm [M, O, Z]: the mean, a square root of
-    Λ⁻¹, and Σ_o ½ log |Λ_o⁻¹|, [M]."""
+    """The mean, a square root of Λ⁻¹, and Σ_o ½ log |Λ_o⁻¹|, [M], of q(v) in natural parameters
+    Λ [M, O, Z, Z] and Λm [M, O, Z]."""
     lower = cholesky(precision)
     eye = torch.eye(lower.shape[-1], dtype=lower.dtype, device=lower.device)
     root = torch.linalg.solve_triangular(lower, eye.expand_as(lower), upper=False).mT
@@ -189,10 +189,13 @@ def from_precision(precision: Tensor, shift: Tensor) -> tuple[Tensor, Tensor, Te
 
 
 def spread_out(x: Tensor, count: int, way: Tensor, weight: Tensor, rounds: int = 10) -> Tensor:
-    """`count` points [M, Z, D] among each member's rows [M, N, D], of which those of weight 0 are
-    none: from the one farthest along `way` [M, D], each the row farthest from those before it
-    (Gonzalez, 1985), then the centres of their neighbourhoods (Lloyd, 1982), rows counted by their
-    weights [M, N]. As many points as rows are the rows."""
+    """`count` points [M, Z, D] among each member's rows [M, N, D] of nonzero weight.
+
+    The first point is the farthest row along `way` [M, D], and each further one is the row farthest
+    from those before it (Gonzalez, 1985). Then the points move to the centres of their
+    neighbourhoods (Lloyd, 1982), with rows weighted by [M, N]. If there are as many points as rows,
+    they are the rows.
+    """
     there = weight > 0
     who = torch.arange(len(x), device=x.device)
     first = (x @ way.unsqueeze(-1)).squeeze(-1).masked_fill(~there, -torch.inf)
@@ -212,8 +215,8 @@ def spread_out(x: Tensor, count: int, way: Tensor, weight: Tensor, rounds: int =
 
 
 def draw(layer: Layer, x: Tensor, noise: Noise, call: int, prior: bool = False) -> Tensor:
-    """Functions of one member's layer at rows x [1 or S, N, D], one for each of the noise's S keys:
-    [S, N, O]; `prior`: before the data."""
+    """Functions of one member's layer at rows x [1 or S, N, D], one for each of the S keys of the
+    noise: [S, N, O]. With `prior`, they are functions before the data."""
     copies, rows, inputs = x.shape
     flat = x.reshape(1, -1, inputs)  # so that the points are factored once
     phi = features(layer.kernel, layer.hyper, flat)  # [1, S·N, F]
@@ -236,21 +239,22 @@ def draw(layer: Layer, x: Tensor, noise: Noise, call: int, prior: bool = False) 
 
 
 def _with_norm(phi: Tensor, square: Tensor) -> Tensor:
-    """Rows [1, N, F] of these squared lengths [1, N]."""
+    """Rows [1, N, F], scaled to these squared lengths [1, N]."""
     return phi * (square / phi.square().sum(2).clamp_min(1e-300)).sqrt().unsqueeze(2)
 
 
 MOST_POINTS = 100
 _SEEN = 2000  # rows that points are chosen from
-_ROUNDING = 1e-12  # a deviation below this share of the size of y is the mean's rounding error
+_ROUNDING = 1e-12  # relative to the size of y: a smaller deviation is a rounding error
 
 
 def starts(run: Run, inducing: int | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each member, from some of its rows: points [M, Z, D], the mean square of y and its
-    standard deviation, [M], both 1 of classes and counts. Rows of weight 0 are none.
+    """For each member, from some of its rows: points [M, Z, D], the mean square of y and its
+    standard deviation, [M]; for classes and counts both are 1. Rows of weight 0 are excluded.
 
-    Targets that vary by less than rounding have no deviation: their size stands in for it, so that
-    the noise starts at the scale of y, whatever its units."""
+    If the targets vary by less than rounding, their size replaces the deviation, so that the noise
+    starts at the scale of y in any units.
+    """
     seen = sample_rows(run, max(_SEEN, 4 * (inducing or MOST_POINTS)))
     x = seen.x.double().flatten(2) if seen.x.ndim > 2 else seen.x.double().unsqueeze(2)
     weight = torch.ones_like(x[..., 0]) if seen.weight is None else seen.weight
@@ -276,14 +280,17 @@ def _count(fewest: int, inducing: int | None) -> int:
     return min(inducing or MOST_POINTS, fewest)
 
 
-PREFIX = "likelihood."  # of the state's entries that are the likelihood's own
+PREFIX = "likelihood."  # of entries of the state that belong to the likelihood
 
 
 @dataclass
 class Rows:
-    """Rows at the last layer: a [M, Z, B], f's marginals [M, B, O], Σ E log p [M], the KL of the
-    layers before [M], λ with the rows' weights [M, B, O] where it is no derivative, and the
-    variance of Σ E log p over the draws that it is estimated by [M]."""
+    """Rows at the last layer.
+
+    The fields are a [M, Z, B], the marginals of f [M, B, O], Σ E log p [M], the KL of the layers
+    before [M], λ times the weights of the rows [M, B, O] if it is not a derivative, and the
+    variance of the estimate of Σ E log p over draws [M].
+    """
 
     basis: Tensor
     mean: Tensor

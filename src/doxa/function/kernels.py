@@ -8,21 +8,20 @@ data. A gpytorch kernel can be saved if it comes from a registered builder:
     def rbf_plus_linear() -> gpytorch.kernels.Kernel: ...
 
 Kernels are composed from names: "rbf", "rbf + linear", "(rbf + linear) * periodic". The text is
-parsed by the grammar
-
-    sum = product ("+" product)*,   product = factor ("*" factor)*,   factor = name | "(" sum ")"
-
-and every term of a sum has its own variance. The named kernels are in `doxa/priors/functions.py`.
+parsed (never evaluated) as a Python expression of names, "+", "*" and brackets, and every term of a
+sum has its own variance. The named kernels are in `doxa/priors/functions.py`.
 """
 
 from __future__ import annotations
 
+import ast
 import copy
 import functools
 import inspect
 import json
 import operator
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, ParamSpec
@@ -36,12 +35,15 @@ from doxa.errors import MethodError, did_you_mean
 from doxa.linalg.layout import Entry, Layout, Params
 from doxa.priors.functions import KINDS, Place, scalar
 
-_TOKEN = re.compile(r"\s*(?:([A-Za-z_][\w-]*)|(.))")
+_NAME = re.compile(r"[^\W\d][\w-]*")
+# Other characters, a power, and a missing sign: Python has a meaning for them, or another place.
+_FAULT = re.compile(r"[^A-Za-z0-9_ +*()]|(?<=\*)\*|(?<=\w)(?: \w| ?\()|(?<=\)) ?[\w(]")
+_MOST_SIGNS = 200  # deeper trees could exceed the limits of Python's parser
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """A kernel by its name; `label` distinguishes it from others of the same name."""
+    """A kernel by its name; `label` distinguishes kernels of the same name."""
 
     name: str
     label: str
@@ -70,80 +72,54 @@ def leaves(node: Node) -> Iterator[Leaf]:
 
 def parse(text: str, known: Collection[str]) -> Node:
     """Parse a text into a tree; a MethodError names the place that cannot be parsed."""
-    tokens = [name or sign for name, sign in _TOKEN.findall(text) if name or sign.strip()]
-    names = [token for token in tokens if _is_name(token)]
+    names = _NAME.findall(text)
     for name in names:
         if name not in known:
             raise MethodError(f"there is no kernel {name!r}{did_you_mean(name, known)}")
-    reader = _Reader(text, tokens, {name for name in names if names.count(name) > 1})
-    tree = reader.sum()
-    if reader.at < len(tokens):
-        raise reader.wrong("an end, + or *")
-    return tree
+    if sum(map(text.count, "+*(")) > _MOST_SIGNS:
+        raise MethodError(f"a kernel has at most {_MOST_SIGNS} signs and brackets")
+    line = " ".join(text.split())
+    seen: Counter[str] = Counter()
 
+    def wrong(at: int) -> MethodError:
+        before, wanted = line[:at].rstrip(), "a kernel's name"
+        if before and before[-1] not in "+*(":
+            inside = before.count("(") > before.count(")")
+            wanted = "a closing bracket, + or *" if inside else "an end, + or *"
+        found = repr(line[at : at + 20]) if at < len(line) else "its end"
+        return MethodError(f"{text!r} cannot be read: {wanted} is expected at {found}")
 
-def _is_name(token: str) -> bool:
-    return token[0].isalpha() or token[0] == "_"
+    def read(node: ast.expr) -> Node:
+        if isinstance(node, ast.Name):
+            seen[node.id] += 1
+            label = f"{node.id}-{seen[node.id]}" if names.count(node.id) > 1 else node.id
+            return Leaf(node.id, label)
+        if isinstance(node, ast.BinOp):
+            kind = Sum if isinstance(node.op, ast.Add) else Product
+            parts = [read(node.left), read(node.right)]
+            # Brackets that change nothing go: a + (b + c) is a + b + c.
+            return kind(tuple(p for q in parts for p in (q.parts if isinstance(q, kind) else (q,))))
+        raise wrong(node.col_offset)  # a number, a sign before a name, empty brackets
 
-
-def _joined(kind: type[Sum] | type[Product], parts: list[Node]) -> Node:
-    """Brackets that change nothing go: a + (b + c) is a + b + c."""
-    flat = [inner for p in parts for inner in (p.parts if isinstance(p, kind) else (p,))]
-    return flat[0] if len(flat) == 1 else kind(tuple(flat))
-
-
-class _Reader:
-    """Reads tokens from the left; `repeated` names are numbered in their labels."""
-
-    def __init__(self, text: str, tokens: list[str], repeated: set[str]) -> None:
-        self.text, self.tokens, self.repeated = text, tokens, repeated
-        self.at = 0
-        self.seen: dict[str, int] = {}
-
-    def wrong(self, wanted: str) -> MethodError:
-        ended = self.at >= len(self.tokens)
-        found = "its end" if ended else f"{self.tokens[self.at]!r} (part {self.at + 1})"
-        return MethodError(f"{self.text!r} cannot be read: {wanted} is expected at {found}")
-
-    def _next_is(self, sign: str) -> bool:
-        found = self.at < len(self.tokens) and self.tokens[self.at] == sign
-        self.at += found
-        return found
-
-    def sum(self) -> Node:
-        parts = [self.product()]
-        while self._next_is("+"):
-            parts.append(self.product())
-        return _joined(Sum, parts)
-
-    def product(self) -> Node:
-        parts = [self.factor()]
-        while self._next_is("*"):
-            parts.append(self.factor())
-        return _joined(Product, parts)
-
-    def factor(self) -> Node:
-        if self._next_is("("):
-            inner = self.sum()
-            if not self._next_is(")"):
-                raise self.wrong("a closing bracket")
-            return inner
-        if self.at >= len(self.tokens) or not _is_name(self.tokens[self.at]):
-            raise self.wrong("a kernel's name")
-        name = self.tokens[self.at]
-        self.at += 1
-        self.seen[name] = self.seen.get(name, 0) + 1
-        return Leaf(name, f"{name}-{self.seen[name]}" if name in self.repeated else name)
+    if (fault := _FAULT.search(line)) is not None:
+        raise wrong(fault.end() - 1)
+    try:
+        return read(ast.parse(line, mode="eval").body)
+    except SyntaxError as error:
+        at = (error.offset or 0) - 1
+        ends = at < 0 or line[at : at + 1] == "("  # a bracket that is not closed
+        raise wrong(len(line) if ends else at) from None
 
 
 P = ParamSpec("P")
-Kernel = Any  # gpytorch's, which is imported by whoever brings one
+Kernel = Any  # a gpytorch kernel; gpytorch is imported by its users
 
 _BUILDERS: dict[str, Callable[..., Kernel]] = {}
 
 
 def register_kernel(name: str) -> Callable[[Callable[P, Kernel]], Callable[P, Kernel]]:
-    """Make a builder's kernels storable under `name`; its arguments must be JSON-able."""
+    """Decorator: kernels from this builder can be stored under `name`. Its arguments must be JSON
+    values."""
 
     def decorate(builder: Callable[P, Kernel]) -> Callable[P, Kernel]:
         known = _BUILDERS.get(name)
@@ -176,7 +152,7 @@ class KernelSpec:
 
     @classmethod
     def of(cls, kernel: Kernel) -> KernelSpec | None:
-        """None where no registered builder made the kernel."""
+        """The specification of a kernel; None if no registered builder made it."""
         made = getattr(kernel, "doxa_builder", None)
         if made is None:
             return None
@@ -215,7 +191,8 @@ class _Covariance(nn.Module):
         self.sums = any(isinstance(part, AdditiveKernel) for part in kernel.modules())
 
     def forward(self, a: Tensor, b: Tensor, diag: bool = False) -> Tensor:
-        """k(a, b) [N, N'], or k(a_i, b_i) [N]: evaluated here, while the parameters are ours."""
+        """k(a, b) [N, N'], or k(a_i, b_i) [N], evaluated while the parameters are the given
+        ones."""
         if diag:
             value = self.kernel(a, b, diag=True)
             return value if isinstance(value, Tensor) else value.to_dense()
@@ -242,7 +219,7 @@ class KernelFunction:
         self._named = dict(kernel.named_parameters())
 
     def start(self) -> Tensor:
-        """The kernel's own values: [H]."""
+        """The current values of the kernel: [H]."""
         values = {}
         for name in self.layout.names:
             raw, constraint = self._named[name].detach(), self._constraints.get(name)
@@ -262,8 +239,8 @@ class KernelFunction:
 
     def __call__(self, flat: Tensor, a: Tensor, b: Tensor, diag: bool = False) -> Tensor:
         """flat [H], a [N, D], b [N', D] to [N, N'], or [N] for the diagonal; or flat [M, H], one
-        row a member, with a and b of all members or [M, N, D]. gpytorch looks into its inputs, so
-        that its kernels are evaluated member by member."""
+        row per member, with a and b shared by all members or [M, N, D]. gpytorch inspects its
+        inputs, so its kernels are evaluated member by member."""
         if flat.ndim > 1:
             sides = ([side] * len(flat) if side.ndim == 2 else side for side in (a, b))
             rows = zip(flat, *sides, strict=True)
@@ -277,7 +254,7 @@ class KernelFunction:
         return self
 
     def named(self, flat: Tensor) -> dict[str, Any]:
-        """Hyper-parameters by name, in their own units, for people: flat [..., H]."""
+        """Hyper-parameters by name, in their own units: flat [..., H]."""
         values = self.layout.unflatten(flat) if self.layout.entries else {}
         return {
             name.replace("raw_", ""): (v.exp() if name in self._constraints else v).tolist()
@@ -295,7 +272,7 @@ def _is_positive(constraint: Any) -> bool:
 
 PER_COLUMN = ("lengthscale", "period")
 MOST_COLUMNS = (
-    50  # columns with a lengthscale each by default: the evidence does not determine more
+    50  # most columns with one lengthscale each by default: the evidence does not determine more
 )
 
 
@@ -316,7 +293,7 @@ class Composed(KernelFunction):
         self.layout = Layout(tuple(entries))
 
     def start(self) -> Tensor:
-        """Every parameter 1."""
+        """The logarithms for parameters of 1."""
         return torch.zeros(self.layout.size, dtype=torch.float64)
 
     def __call__(self, flat: Tensor, a: Tensor, b: Tensor, diag: bool = False) -> Tensor:
@@ -324,7 +301,7 @@ class Composed(KernelFunction):
         return self._value(self.tree, self.layout.unflatten(flat.exp()), Place(a, b, diag))
 
     def _value(self, node: Node, values: Params, place: Place, inside: bool = False) -> Tensor:
-        """`inside` a product a single kernel has no variance."""
+        """The value of a node; a single kernel `inside` a product has no variance."""
         if isinstance(node, Sum):
             return functools.reduce(
                 operator.add, (self._value(p, values, place) for p in node.parts)
@@ -342,13 +319,13 @@ class Composed(KernelFunction):
         return self
 
     def named(self, flat: Tensor) -> dict[str, Any]:
-        """Hyper-parameters by name, in their own units, for people: flat [..., H]."""
+        """Hyper-parameters by name, in their own units: flat [..., H]."""
         values = self.layout.unflatten(flat.exp())
         return {name: value.squeeze(-2).tolist() for name, value in values.items()}
 
 
 def label_of(node: Node) -> str:
-    """A term as a name."""
+    """The name of a term."""
     if isinstance(node, Leaf):
         return node.label
     sign = "+" if isinstance(node, Sum) else "*"
@@ -356,7 +333,8 @@ def label_of(node: Node) -> str:
 
 
 def _terms(node: Node) -> list[Node]:
-    """What has a variance: the terms of every sum; a product with a sum in it has that sum's."""
+    """The nodes that have a variance: the terms of every sum. A product that contains a sum has the
+    variances of that sum."""
     if isinstance(node, Leaf):
         return [node]
     if isinstance(node, Product):
@@ -368,7 +346,7 @@ def _terms(node: Node) -> list[Node]:
 def function_of(
     spec: str | KernelSpec | nn.Module, inputs: int, ard: bool | None
 ) -> KernelFunction:
-    """A text or a gpytorch kernel as a function of rows with so many columns."""
+    """A text or a gpytorch kernel as a function of rows with this number of columns."""
     if not isinstance(spec, str):
         return KernelFunction(build(spec))
     own = inputs <= MOST_COLUMNS if ard is None else ard

@@ -1,9 +1,9 @@
-"""The posterior of an exact Gaussian process, which holds the training rows.
+"""The posterior of an exact Gaussian process, which stores the training rows.
 
     f* ~ N(k*ᵀ W^½ α / σ, k** − k*ᵀ W^½ B⁻¹ W^½ k* / σ²),  with B and α of `evidence.py`
 
-`predict` gives marginals, `functions` draws jointly over rows, `condition` adds rows by a block of
-the Cholesky factor. All members at once.
+`predict` returns marginals, `functions` draws jointly over rows, and `condition` adds rows by a
+block of the Cholesky factor. All members are computed at once.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _CHUNK_BYTES = 64 << 20  # of cross-covariances at a time
 
 
 def matrix(x: Tensor, shared: bool = True) -> Tensor:
-    """Rows of numbers as rows of one column: [N, D], or [M, N, D] where they are not shared."""
+    """Rows as vectors, also if a row is one number: [N, D], or [M, N, D] if they are not shared."""
     return x.unsqueeze(-1) if x.ndim == (1 if shared else 2) else x
 
 
 def shared_level(log_noise: Tensor) -> Tensor:
-    """log σ [K, O], or [K, 1] where all outputs have the same."""
+    """log σ [K, O], or [K, 1] if all outputs have the same."""
     same = log_noise.shape[1] > 1 and bool((log_noise == log_noise[:, :1]).all())
     return log_noise[:, :1] if same else log_noise
 
@@ -83,7 +83,7 @@ class GPPosterior(ProcessPosterior):
 
     @property
     def _levels(self) -> Tensor:
-        """log σ [K, L], L = 1 where all outputs share it."""
+        """log σ [K, L], with L = 1 if all outputs share it."""
         return shared_level(self.log_noise.double().reshape(self.members, -1))
 
     @cached_property
@@ -127,8 +127,8 @@ class GPPosterior(ProcessPosterior):
         return mean, variance.mT.expand_as(mean)
 
     def _seen(self, x: Tensor, members: slice) -> tuple[Tensor, Tensor]:
-        """The mean of f at x, [K, B, O], and the information of the data, the root [K, L, N, B] of
-        what they take from its covariance."""
+        """The mean of f at x, [K, B, O], and a root [K, L, N, B] of the reduction of its covariance
+        by the data."""
         _, root, factor, solution = (part[members] for part in self._solved)
         cross = self.kernel(self.hyper[members], self.x.double(), x).detach()  # [K, N, B]
         seen = root.unsqueeze(-1) * cross.unsqueeze(1)
@@ -178,7 +178,7 @@ class GPPosterior(ProcessPosterior):
         return new
 
     def _blocks(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """K between what was seen and what comes, and of what comes: [K, N, B], [K, B, B]."""
+        """K between old and new rows, and K of the new rows: [K, N, B], [K, B, B]."""
         old = self.x.double()
         return self.kernel(self.hyper, old, x).detach(), self.kernel(self.hyper, x, x).detach()
 

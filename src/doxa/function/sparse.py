@@ -14,7 +14,7 @@ With Gaussian noise the best q(v) is known: a last pass over the rows sets it,
 and further rows are added to it later without a refit. With the inducing points at the rows this is
 the exact GP, and the bound its evidence.
 
-The posterior is q(v) at the inducing points; it holds no training rows. With Gaussian noise
+The posterior is q(v) at the inducing points; it stores no training rows. With Gaussian noise
 `predict` returns marginals in closed form, otherwise it draws whole functions, as `functions`
 always does (`inducing.py`); `joint` has the exact covariance over rows. With Gaussian noise
 `condition` adds rows to q(v) as to the last pass of the fit:
@@ -95,7 +95,8 @@ class SparsePosterior(ProcessPosterior):
         return Layer(self.kernel, *own)
 
     def layers(self, k: int) -> list[tuple[Layer, Tensor | None]]:
-        """One member's layers, each with what it keeps of its input; of the last nothing."""
+        """The layers of one member, each with the part of its input that it keeps; None for the
+        last layer."""
         return [(self.layer(slice(k, k + 1)), None)]
 
     def prepared(self, x: Any) -> Tensor:
@@ -108,7 +109,7 @@ class SparsePosterior(ProcessPosterior):
         return f, variance
 
     def in_parts(self, layer: Layer, x: Tensor) -> tuple[Tensor, Tensor]:
-        """A layer's marginals at rows [K, N, D], some at a time."""
+        """The marginals of a layer at rows [K, N, D], in blocks of rows."""
         members, outputs, points = layer.mean.shape
         step = max(1, _CHUNK_BYTES // (8 * members * points * (1 + outputs)))
         root = factor(layer.kernel, layer.hyper, layer.points)
@@ -133,7 +134,7 @@ class SparsePosterior(ProcessPosterior):
         return {name: value.to(self.dtype) for name, value in self.learned.items()}
 
     def _predict(self, x: Any, n: int | None, seed: int | None, keep: str) -> Predictive:
-        """With Gaussian noise a closed form, whatever n; otherwise of n whole functions."""
+        """With Gaussian noise a closed form, for any n; otherwise n whole functions."""
         if self.likelihood.integrates_normal:
             return super()._predict(x, n, seed, keep)
         seed, x = self.sampling(n, seed, keep), self.prepared(x)
@@ -146,8 +147,8 @@ class SparsePosterior(ProcessPosterior):
         return Predictive(f, self.likelihood, theta)
 
     def _draw_functions(self, x: Any, n: int, seed: int | None) -> Tensor:
-        """Whole functions, [n, N, ...], in units of y: a row's value does not depend on the others
-        that are asked for."""
+        """Whole functions, [n, N, ...], in units of y. The value at a row does not depend on the
+        other rows."""
         seed = self.sampling(n, seed, "samples")
         return self.likelihood.location(self._drawn(self.prepared(x), self.split(n), seed), 1)
 
@@ -162,7 +163,7 @@ class SparsePosterior(ProcessPosterior):
         return {name: value[who] for name, value in self.theta().items()}
 
     def _drawn(self, x: Tensor, counts: list[int], seed: int, prior: bool = False) -> Tensor:
-        """So many functions of each member: [n, N, *output]."""
+        """A number of functions from each member: [n, N, *output]."""
         each = [
             self._through(self.layers(k), x, self._noise(k, count, seed, prior), prior)
             for k, count in enumerate(counts) if count
@@ -176,7 +177,7 @@ class SparsePosterior(ProcessPosterior):
     def _through(
         self, layers: list[tuple[Layer, Tensor | None]], x: Tensor, noise: Noise, prior: bool
     ) -> Tensor:
-        """Draws of layer after layer at rows x [N, D]: [S, N, O]."""
+        """Draws through all layers at rows x [N, D]: [S, N, O]."""
         width = len(noise.members) if len(layers) > 1 else 1
         step = max(1, _CHUNK_BYTES // (8 * width * (self.mean.shape[2] + FEATURES)))
         parts = []
@@ -227,7 +228,7 @@ class SparsePosterior(ProcessPosterior):
 
     @classmethod
     def own(cls, tensors: dict[str, Tensor]) -> dict[str, Any]:
-        """What it is built from, out of what was stored."""
+        """The constructor's arguments from the stored tensors."""
         prefix = "likelihood."
         learned = {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
         return {name: tensors[name] for name in _OWN} | {"learned": learned}
@@ -244,7 +245,8 @@ class SparsePosterior(ProcessPosterior):
 @store.register("sparse-gp")
 @dataclass(frozen=True)
 class SparseGP(VariationalProcess):
-    """A GP with inducing points, fitted on mini-batches. Settings are those of every such process.
+    """A GP with inducing points, fitted on mini-batches. Its settings are those of
+    `VariationalProcess`.
 
     Examples
     --------
@@ -274,7 +276,7 @@ class SparseGP(VariationalProcess):
         return state | {"precision": eye.expand_as(state["precision"]).clone(), "shift": none}
 
     def _last(self, run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
-        """With Gaussian noise: the sums over all rows that determine q(v), from f = 0."""
+        """With Gaussian noise: the sums over all rows that determine q(v), about f = 0."""
         if not run.likelihood.integrates_normal:
             return super()._last(run, state, batch, clock)
         mean, root = (torch.zeros_like(state[name]) for name in ("shift", "precision"))
@@ -295,4 +297,4 @@ class SparseGP(VariationalProcess):
         return float((each + run.units_log_jacobian()).mean())
 
     def finish(self, run: Run, state: State, kept: Tensor | None) -> Posterior:
-        return self.recorded(run, state, SparsePosterior(**self.prior_moments(run, state)))
+        return self.recorded(run, state, SparsePosterior(**self.posterior_parts(run, state)))

@@ -8,8 +8,8 @@ Salimbeni et al. 2018): with λ_i and g_i as below and a_i of `inducing.py`,
     Λ  ← (1 − γ)Λ  + γ (I + (n/B) Σ λ_i a_i a_iᵀ)
     Λm ← (1 − γ)Λm + γ (n/B) Σ (g_i + λ_i μ_i) a_i
 
-while kernels, points, the likelihood's own parameters and what inner layers have ascend the ELBO
-by the optimiser of `fit`. γ follows the schedule of the rate.
+Kernels, points, the parameters of the likelihood and those of inner layers ascend the ELBO by the
+optimiser of `fit`. γ follows the schedule of the learning rate.
 
 E_q log p(y | f) of each row under Gaussian marginals:
 
@@ -18,9 +18,9 @@ E_q log p(y | f) of each row under Gaussian marginals:
     several (classes)       the mean over draws f = μ + √v ε
 
 By Bonnet's and Price's theorems ∂/∂μ is E ∂log p/∂f and −2 ∂/∂v is λ = −E ∂²log p/∂f²: a row acts
-on q like a Gaussian observation of precision λ (Khan & Lin, 2017). λ is kept at 0 or above, which
-only a likelihood with heavy tails notices, at outliers; with several latents it is the mean of the
-likelihood's curvature, which is exact for classes.
+on q like a Gaussian observation of precision λ (Khan & Lin, 2017). Negative values of λ, which
+occur only at outliers of likelihoods with heavy tails, are set to 0. With several latents, λ is the
+mean of the likelihood's curvature, which is exact for classes.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ Shape = tuple[int, ...]
 @lru_cache(8)
 @torch.inference_mode(False)  # the result is cached, and later callers may differentiate
 def _hermite(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Nodes and weights for a standard normal. Made once: a recorded step sends none to a GPU."""
+    """Nodes and weights for a standard normal, cached so that a recorded step copies none to a
+    GPU."""
     at, weight = np.polynomial.hermite.hermgauss(_NODES)
     both = math.sqrt(2.0) * at, weight / math.sqrt(math.pi)
     nodes, weights = (torch.from_numpy(part).float().to(device, dtype) for part in both)
@@ -74,7 +75,7 @@ def _hermite(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def several_latents(likelihood: Likelihood, output: Shape) -> bool:
-    """Whether a target depends on more than one output: noise is drawn for it."""
+    """Whether a target depends on several outputs; noise is then drawn for it."""
     if isinstance(likelihood, Heads):
         raise MethodError("a sparse process has one likelihood, not several heads: fit each alone")
     return likelihood.event(output) != tuple(output)
@@ -108,14 +109,14 @@ def expected_log_prob(
     return each, bend
 
 
-_MATRICES = 24.0  # copies of q(v) and of a batch that a step holds, as measured
+_MATRICES = 24.0  # copies of q(v) and of a batch at the peak of a step, as measured
 _MOST_LOST = 0.5  # nats per row, to rounding
 _REPLICATES = 8  # draws per row of a bound that is estimated
 
 
 @dataclass(frozen=True)
 class VariationalProcess(Method):
-    """Settings of every process with inducing points.
+    """The settings of all processes with inducing points.
 
     Parameters
     ----------
@@ -168,15 +169,15 @@ class VariationalProcess(Method):
 
     @abstractmethod
     def init_inner(self, points: Tensor) -> tuple[State, Tensor]:
-        """Layers before the last: their state, and points [M, Z, D] as they leave."""
+        """The state of the layers before the last, and the points [M, Z, D] after these layers."""
 
     @abstractmethod
     def inner(self, run: Run, params: State, x: Tensor, clock: Clock) -> tuple[Tensor, Tensor, int]:
-        """x [M, B, D] as it enters the last layer, [M, B·K, W]; the KL of the layers it went
-        through, [M]; and K."""
+        """The inputs of the last layer, [M, B·K, W], for x [M, B, D]; the KL of the layers before,
+        [M]; and K."""
 
     def moving(self, state: State) -> tuple[str, ...]:
-        """The names that the optimiser moves."""
+        """The names that the optimiser trains."""
         names = [k for k in state if k.startswith(("inner.", PREFIX)) or k in ("hyper", "points")]
         kept = ["project", *(() if self.learn_inducing else ("points",))]
         kept += [] if self.learn_kernel else ["hyper", *(k for k in names if k.startswith(PREFIX))]
@@ -203,14 +204,14 @@ class VariationalProcess(Method):
         return inner | state
 
     def planned_bytes(self, work: Workload) -> int:
-        """Matrices [Z, Z] of each output, and [Z, B] of a batch, in float64."""
+        """Bytes of matrices [Z, Z] per output, and [Z, B] of a batch, in float64."""
         points = min(self.inducing or MOST_POINTS, work.rows)
         each = work.outputs * points * (points + work.batch)
         return int(_MATRICES * 8 * work.members * self.depth * each)
 
     @property
     def depth(self) -> int:
-        """How many layers' matrices there are, counted by their outputs."""
+        """The number of layers whose matrices are stored, weighted by their outputs."""
         return 1
 
     def _check(self, run: Run) -> None:
@@ -226,7 +227,8 @@ class VariationalProcess(Method):
     def first_hyper(
         self, points: Tensor, power: Tensor, length: Tensor | None, variance: Tensor | None
     ) -> Tensor:
-        """The kernel's logarithms [M, H] that suit points [M, Z, D] and a mean square of f [M]."""
+        """Initial logarithms of the kernel [M, H] for points [M, Z, D] and a mean square of f
+        [M]."""
         kernel = self.covariance(points.shape[2])
         y = power.sqrt()[:, None, None].expand(-1, points.shape[1], 1)
         return kernel_start(kernel, points, Sizes.of(points, y, None), length, variance)
@@ -274,7 +276,7 @@ class VariationalProcess(Method):
         return {**state, **new}, {"loss": bound * run.per_example}
 
     def _share(self, run: Run, clock: Clock) -> Tensor:
-        """The rate as a share of its first value, [M]."""
+        """The learning rate as a fraction of its first value, [M]."""
         first = run.hyper.get("lr", run.settings.rate)
         return (clock.rate.flatten() / first).to(torch.float64).expand(run.size)
 
@@ -282,7 +284,7 @@ class VariationalProcess(Method):
         self, run: Run, params: State, batch: Batch, clock: Clock, mean: Tensor, root: Tensor,
         replicates: int = 1,
     ) -> Rows:  # fmt: skip
-        """A batch as the last layer sees it, each row drawn `replicates` times."""
+        """A batch at the last layer, with `replicates` draws of each row."""
         x = matrix(batch.x, lead=0 if batch.shared else 1).double()
         x = x.expand(run.size, *x.shape) if batch.shared else x
         x = x if replicates == 1 else x.repeat_interleave(replicates, 1)
@@ -318,7 +320,7 @@ class VariationalProcess(Method):
         return state | {"fit": zero, "fit variance": zero, "inner kl": zero}
 
     def _last(self, run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
-        """Every row once: E_q log p(y | f) of all of them, for the bound."""
+        """E_q log p(y | f) of all rows, for the bound: a pass over the data."""
         mean, root, _ = from_precision(state["precision"], state["shift"])
         replicates = _REPLICATES if self.random_bound(run) else 1
         with torch.no_grad():
@@ -335,8 +337,8 @@ class VariationalProcess(Method):
         each = state["fit"] - state["inner kl"] - kl(mean, root, half_logdet)
         return float((each + run.units_log_jacobian()).mean())
 
-    def prior_moments(self, run: Run, state: State) -> dict[str, Any]:
-        """What a posterior of one run is made of."""
+    def posterior_parts(self, run: Run, state: State) -> dict[str, Any]:
+        """The arguments of the posterior of one run, by name."""
         mean, root, _ = from_precision(state["precision"], state["shift"])
         return run.common(self) | {
             "hyper": state["hyper"], "points": state["points"], "mean": mean, "root": root,
@@ -344,7 +346,7 @@ class VariationalProcess(Method):
         }  # fmt: skip
 
     def recorded(self, run: Run, state: State, posterior: Posterior) -> Posterior:
-        """With its bound, the bound's standard error, and what the kernel came to."""
+        """The posterior with its bound, the standard error of the bound, and the fitted kernel."""
         posterior.elbo = self.bound(run, state)
         if posterior.elbo is not None and self.random_bound(run):
             error = state["fit variance"].sum().sqrt() / run.size
@@ -365,8 +367,9 @@ class VariationalProcess(Method):
         return several_latents(run.likelihood, run.output)
 
     def _lost_to_rounding(self, run: Run, state: State, kernel: Composed) -> float:
-        """The largest loss of a member's bound, in nats per row, to the variance that `jittered`
-        adds at the inducing points: JITTER k(z, z)/2σ²; 0 unless the noise is Gaussian."""
+        """The largest loss of a member's bound, in nats per row, that is caused by the variance
+        that `jittered` adds at the inducing points: JITTER k(z, z)/2σ²; 0 unless the noise is
+        Gaussian."""
         if not run.likelihood.integrates_normal:
             return 0.0
         points = state["points"]
@@ -378,7 +381,7 @@ class VariationalProcess(Method):
 
 
 def _error(terms: Tensor, copies: int) -> Tensor:
-    """The variance of Σ terms [M, B·K], [M]: of each row there are K draws; 0 where K is 1."""
+    """The variance of Σ terms [M, B·K], [M], from K draws per row; 0 if K is 1."""
     if copies == 1:
         return terms.new_zeros(len(terms))
     return copies * terms.unflatten(1, (-1, copies)).var(2).sum(1)

@@ -1,8 +1,8 @@
-"""Covariances over flat parameters in usable shapes, stacked over members.
+"""Covariances over flat parameters, in structures of different size, stacked over members.
 
-Shared by Laplace, variational inference, SWAG and Gaussian processes: choose a `Structure` by
-what can be afforded, `Diagonal`, `LowRankPlusDiagonal` (or `LowRankPrecision`, of its inverse),
-`Kronecker`, `BlockDiagonal`, `Dense`, or `Embedded`, of a few parameters, and use them alike.
+They are shared by Laplace, variational inference, SWAG and Gaussian processes. A `Structure` is
+`Diagonal`, `LowRankPlusDiagonal` (or `LowRankPrecision`, for its inverse), `Kronecker`,
+`BlockDiagonal`, `Dense`, or `Embedded` for a few of the parameters. All have the same operations.
 """
 
 from doxa.linalg.base import Structure, structure

@@ -1,4 +1,4 @@
-"""What every covariance can do.
+"""The operations of all covariances.
 
 A structure holds K covariances Σ_k = R_k R_kᵀ over P flat parameters. Vectors are rows
 `[..., K, P]`, Jacobians are `[K, ..., P]`; all members are computed at once.
@@ -45,7 +45,7 @@ class Structure(ABC):
 
     @abstractmethod
     def scaled(self, t: float | Tensor) -> Self:
-        """t Σ, with t > 0 a number or one for each member, [K]."""
+        """t Σ, where t > 0 is a number or one number per member, [K]."""
 
     @abstractmethod
     def _root(self, rows: Tensor) -> Tensor:
@@ -63,12 +63,12 @@ class Structure(ABC):
 
     @abstractmethod
     def state(self) -> dict[str, Tensor]:
-        """Everything needed to rebuild it, for saving; each tensor has the leading axis K."""
+        """The tensors needed to rebuild the structure, for saving; each has the leading axis K."""
 
     @classmethod
     @abstractmethod
     def from_state(cls, state: Mapping[str, Tensor]) -> Self:
-        """The structure that gave `state`."""
+        """The structure with this `state`."""
 
     @property
     def members(self) -> int:
@@ -76,7 +76,7 @@ class Structure(ABC):
 
     @property
     def numbers(self) -> int:
-        """How many standard normal numbers a draw is best made of."""
+        """The number of standard normal numbers from which a draw is best computed."""
         return self.size
 
     @property
@@ -84,7 +84,8 @@ class Structure(ABC):
         return self.shape[1]
 
     def sample(self, eps: Tensor) -> Tensor:
-        """Draws from N(0, Σ) made of standard normal `eps`: [..., K, P] to the same shape."""
+        """Draws from N(0, Σ), computed from standard normal `eps`: [..., K, P] to the same
+        shape."""
         return self._on_rows(self._root, eps)
 
     def matmul(self, v: Tensor) -> Tensor:
@@ -121,7 +122,7 @@ class Structure(ABC):
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> Self:
-        """The same structure elsewhere, or in another precision."""
+        """The same structure on another device, or in another precision."""
         moved = {name: value.to(device, dtype) for name, value in self.state().items()}
         return self.from_state(moved)
 
@@ -152,21 +153,21 @@ def structure(name: str, state: Mapping[str, Tensor]) -> Structure:
 
 
 def refuse(bad: Tensor, what: str) -> None:
-    """Raise for the members where `bad` [K] is true."""
+    """Raise an error that names the members for which `bad` [K] is true."""
     if bad.any():
         which = ", ".join(str(k) for k in bad.nonzero().flatten().tolist())
         raise NumericalError(f"member{'s' if ',' in which else ''} {which}: {what}")
 
 
 def refuse_variances(variance: Tensor, what: str) -> None:
-    """Raise unless `variance` [K, P] is finite and not negative."""
+    """Raise an error unless `variance` [K, P] is finite and not negative."""
     value = variance.detach()
     refuse(~value.isfinite().all(-1), f"{what} is not finite")
     refuse((value < 0).any(-1), f"{what} is negative")
 
 
 def per_member(value: float | Tensor, like: Tensor, what: str) -> Tensor:
-    """A positive number, or one for each member, as [K] beside `like` [K, ...]."""
+    """A positive number, or one per member, as a tensor [K] that matches `like` [K, ...]."""
     given = torch.as_tensor(value, dtype=like.dtype, device=like.device)
     if given.shape not in ((), (len(like),)):
         raise ShapeError(f"{what} must be a number or [{len(like)}], got {list(given.shape)}")
@@ -176,7 +177,7 @@ def per_member(value: float | Tensor, like: Tensor, what: str) -> Tensor:
 
 
 def symmetric(matrix: Tensor, what: str) -> Tensor:
-    """The symmetric part of [K, P, P], whose other part must be round-off."""
+    """The symmetric part of [K, P, P]; an error if the other part is more than round-off."""
     if matrix.ndim != 3 or matrix.shape[-1] != matrix.shape[-2]:
         raise ShapeError(f"{what} must be [K, P, P], got {list(matrix.shape)}")
     value = matrix.detach()
@@ -189,7 +190,7 @@ def symmetric(matrix: Tensor, what: str) -> Tensor:
 
 
 def cholesky(matrix: Tensor, what: str) -> Tensor:
-    """The lower Cholesky factor of [K, P, P], or an error that names the members without one."""
+    """The lower Cholesky factor of [K, P, P], or an error that names the members that have none."""
     matrix = symmetric(matrix, what)
     factor: Tensor
     factor, info = torch.linalg.cholesky_ex(matrix)
@@ -205,11 +206,11 @@ def cholesky(matrix: Tensor, what: str) -> Tensor:
 
 
 def _digits_lost(matrix: Tensor, factor: Tensor) -> Tensor:
-    """[K]: whether a solve would have less than one right digit.
+    """[K]: whether a solve would have less than one correct digit.
 
     Half of all exactly singular matrices pass the decomposition, because round-off makes their
     last pivot positive. With C the matrix scaled to a unit diagonal, the relative error of a
-    solve is about ε ‖C⁻¹‖; eight vectors of signs are enough to see that norm's size.
+    solve is about ε ‖C⁻¹‖; eight vectors of signs are enough to estimate that norm.
     """
     size = matrix.shape[-1]
     if size == 0:

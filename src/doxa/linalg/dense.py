@@ -1,17 +1,17 @@
-"""Everything correlated with everything: a Cholesky factor of Σ, or of Σ⁻¹.
+"""Dense, diagonal, block-diagonal and embedded covariances.
 
-from a covariance  Σ = L Lᵀ:      R = L
-from a precision   Σ⁻¹ = L Lᵀ:    R = L⁻ᵀ, and Σ is never formed
+`Dense` correlates all parameters. It stores a Cholesky factor of Σ, or of Σ⁻¹:
 
-Independent parameters: Σ = diag(v).
+    from a covariance  Σ = L Lᵀ:      R = L
+    from a precision   Σ⁻¹ = L Lᵀ:    R = L⁻ᵀ, and Σ is never formed
 
-Independent blocks of parameters, each with a covariance of its own: Σ = Π diag(Σ_1, …, Σ_B) Πᵀ.
+`Diagonal` has independent parameters, Σ = diag(v).
 
-Π puts the elements of the blocks, in their order, into their places.
+`BlockDiagonal` has independent blocks of parameters, each with its own covariance:
+Σ = Π diag(Σ_1, …, Σ_B) Πᵀ. Π maps the elements of the blocks, in their order, to their positions.
 
-A covariance of a few parameters, while the others are known: Σ = E Σ_S Eᵀ.
-
-E puts the chosen elements, others for each member, into their places; elsewhere it has zeros.
+`Embedded` is a covariance of a few parameters, while the others are known: Σ = E Σ_S Eᵀ. E maps the
+chosen elements, which may differ between members, to their positions, and is zero elsewhere.
 """
 
 from __future__ import annotations
@@ -99,8 +99,11 @@ class Dense(Structure):
 
     @classmethod
     def from_precision_root(cls, root: Tensor) -> Dense:
-        """Of Σ⁻¹ = AᵀA, by A = QR: the product, whose condition is that of A squared, is not
-        formed. Rows of A go from small to large; QR keeps more digits the other way round."""
+        """From a root of the precision, Σ⁻¹ = AᵀA, by A = QR.
+
+        The product AᵀA, whose condition number is that of A squared, is not formed. The rows of A
+        are ordered from small to large; they are reversed for QR, which keeps more digits.
+        """
         upper = torch.linalg.qr(root.flip(-2), mode="r").R
         sign = upper.diagonal(dim1=-2, dim2=-1).sign()
         return cls((sign[..., None] * upper).mT.contiguous(), of_precision=True)
@@ -254,7 +257,7 @@ class BlockDiagonal(Structure):
 
 @dataclass(frozen=True, eq=False)
 class Embedded(Structure):
-    """Σ_S over the elements `index` [K, S] of `total` ones."""
+    """The covariance Σ_S of the elements `index` [K, S] of `total` parameters."""
 
     name = "embedded"
 
@@ -271,7 +274,7 @@ class Embedded(Structure):
         return self.inner.size
 
     def sample(self, eps: Tensor) -> Tensor:
-        """From as many numbers as there are chosen elements, or from one for every parameter."""
+        """Draws from one number per chosen element, or from one number per parameter."""
         if eps.shape[-1] != self.inner.size:
             return super().sample(eps)
         return self.put(self.inner.sample(eps))
@@ -280,14 +283,14 @@ class Embedded(Structure):
         return self.put(self.inner.diagonal())
 
     def logdet(self) -> Tensor:
-        """Of the chosen elements alone."""
+        """log |Σ_S|, of the chosen elements only."""
         return self.inner.logdet()
 
     def scaled(self, t: float | Tensor) -> Embedded:
         return Embedded(self.inner.scaled(t), self.index, self.total)
 
     def picked(self, values: Tensor) -> Tensor:
-        """The chosen ones of [K, P]."""
+        """The chosen elements of [K, P]."""
         return values.gather(1, self.index)
 
     def _pick(self, rows: Tensor) -> Tensor:

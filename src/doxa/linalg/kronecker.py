@@ -6,8 +6,8 @@ Barber, 2018). With B = U diag(b) Uᵀ and A = V diag(a) Vᵀ,
 
     Σ = (U ⊗ V) diag(1 / (scale · b aᵀ + δ)) (U ⊗ V)ᵀ,
 
-so everything is a turn into the eigenbasis, two small products a block, and a division. The
-prior's δ is added exactly: nothing is spread over the two factors.
+so each operation is a change to the eigenbasis, with two small products per block, and a division.
+The prior's δ is added exactly; it is not distributed over the two factors.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Factors = Tensor | tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class KroneckerBlock:
-    """One block's eigenvalues [K, out · in] and eigenvectors U, V; None stands for I."""
+    """The eigenvalues [K, out · in] and eigenvectors U, V of one block; None stands for I."""
 
     curvature: Tensor
     left: Tensor | None = None
@@ -61,24 +61,25 @@ class KroneckerBlock:
         tolerance = torch.finfo(values.dtype).eps * order
         return values.amin(-1) <= tolerance * values.amax(-1)
 
-    def turn(self, rows: Tensor) -> Tensor:
+    def to_eigenbasis(self, rows: Tensor) -> Tensor:
         """v (U ⊗ V): into the eigenbasis."""
-        return _times(rows, self.left, self.right)
+        return _kron_matmul(rows, self.left, self.right)
 
-    def turn_back(self, rows: Tensor) -> Tensor:
+    def from_eigenbasis(self, rows: Tensor) -> Tensor:
         """v (U ⊗ V)ᵀ: out of it."""
-        return _times(rows, _transposed(self.left), _transposed(self.right))
+        return _kron_matmul(rows, _transposed(self.left), _transposed(self.right))
 
     def spread(self, values: Tensor) -> Tensor:
         """The diagonal of (U ⊗ V) diag(values) (U ⊗ V)ᵀ: [K, size] to the same."""
         left = None if self.left is None else self.left.mT.square()
         right = None if self.right is None else self.right.mT.square()
-        return _times(values[:, None], left, right)[:, 0]
+        return _kron_matmul(values[:, None], left, right)[:, 0]
 
 
 @dataclass(frozen=True, eq=False)
 class Kronecker(Structure):
-    """Blocks in flat order, with scale and δ as [K, number of blocks]; see `from_factors`."""
+    """Blocks in the order of the flat vector, with scale and δ as [K, number of blocks]; see
+    `from_factors`."""
 
     name = "kronecker"
 
@@ -128,7 +129,7 @@ class Kronecker(Structure):
     def reweighted(
         self, delta: float | Tensor | None = None, scale: float | Tensor | None = None
     ) -> Kronecker:
-        """Another prior precision or scale in the same eigenbasis; differentiable in both."""
+        """The same eigenbasis with another prior precision or scale; differentiable in both."""
         return Kronecker(
             self.blocks,
             self.scale if scale is None else _per_block(scale, self.blocks, "scale"),
@@ -158,7 +159,7 @@ class Kronecker(Structure):
 
     def _half(self, rows: Tensor) -> Tensor:
         parts = torch.split(rows, [block.size for block in self.blocks], dim=-1)
-        turned = [block.turn(part) for block, part in zip(self.blocks, parts, strict=True)]
+        turned = [block.to_eigenbasis(part) for block, part in zip(self.blocks, parts, strict=True)]
         return torch.cat(turned, dim=-1) / torch.cat(self.precisions(), dim=-1).sqrt()[:, None]
 
     def _matmul(self, rows: Tensor) -> Tensor:
@@ -171,7 +172,7 @@ class Kronecker(Structure):
         """(Σ⁻¹)^power v."""
         parts = torch.split(rows, [block.size for block in self.blocks], dim=-1)
         done = [
-            block.turn_back(block.turn(part) * values.pow(power)[:, None])
+            block.from_eigenbasis(block.to_eigenbasis(part) * values.pow(power)[:, None])
             for block, part, values in zip(self.blocks, parts, self.precisions(), strict=True)
         ]
         return torch.cat(done, dim=-1)
@@ -202,7 +203,8 @@ class Kronecker(Structure):
 
 
 def _eigen(matrix: Tensor, what: str) -> tuple[Tensor, Tensor]:
-    """Eigenvalues [K, n], not negative, and eigenvectors [K, n, n] of a positive semi-definite."""
+    """Nonnegative eigenvalues [K, n] and the eigenvectors [K, n, n] of a positive semi-definite
+    matrix."""
     values, vectors = torch.linalg.eigh(symmetric(matrix, what))
     if values.shape[-1] > 0:
         tolerance = torch.finfo(values.dtype).eps * values.shape[-1]
@@ -211,7 +213,7 @@ def _eigen(matrix: Tensor, what: str) -> tuple[Tensor, Tensor]:
     return values.clamp(min=0), vectors
 
 
-def _times(rows: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:
+def _kron_matmul(rows: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:
     """v (left ⊗ right): [K, T, out · in], one batched product for each factor."""
     members, count, size = rows.shape
     if right is not None:

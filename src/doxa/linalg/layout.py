@@ -1,4 +1,4 @@
-"""How a parameter dict lies in one flat vector.
+"""The positions of the tensors of a parameter dict in one flat vector.
 
 Every stacked state in doxa holds parameters as `[M, P]`: one row per member. A row is the
 concatenation of all trainable tensors, so an optimiser step, a norm, a momentum or a noise
@@ -25,7 +25,7 @@ class Entry:
     name: str
     shape: tuple[int, ...]
     fan_in: int = 1
-    centre: float = 0.0  # where a prior on it is centred: 1 for normalisation scales
+    centre: float = 0.0  # the centre of its prior: 1 for normalisation scales
 
     @property
     def size(self) -> int:
@@ -33,7 +33,7 @@ class Entry:
 
 
 class Layout:
-    """An ordered list of entries, and the way between dicts and flat vectors."""
+    """An ordered list of entries, with conversions between dicts and flat vectors."""
 
     def __init__(self, entries: tuple[Entry, ...]) -> None:
         self.entries = entries
@@ -74,7 +74,7 @@ class Layout:
         return Layout(tuple(entry for entry in self.entries if entry.name in wanted))
 
     def per_element(self, values: Iterable[float]) -> Tensor:
-        """One number an entry, spread over its elements: [P]."""
+        """One number per entry, repeated for its elements: [P]."""
         return torch.repeat_interleave(
             torch.tensor(list(values), dtype=torch.float64), torch.tensor(self.sizes)
         )

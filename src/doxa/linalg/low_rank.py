@@ -1,22 +1,23 @@
-"""A few directions on top of independent parameters: Σ = D + F Fᵀ.
+"""Low-rank covariances and precisions: a few directions in addition to independent parameters.
 
-With G = D^{-1/2} F and the R × R matrix C = I + Gᵀ G = I + V diag(s) Vᵀ:
+`LowRankPlusDiagonal` is Σ = D + F Fᵀ. With G = D^{-1/2} F and the R × R matrix
+C = I + Gᵀ G = I + V diag(s) Vᵀ:
 
     Σ⁻¹   = D^{-1/2} (I − G C⁻¹ Gᵀ) D^{-1/2}                              (Woodbury)
     log|Σ| = log|D| + log|C|
     Σ     = R Rᵀ,  R = D^{1/2} (I + G V diag(1 / (1 + √(1 + s))) Vᵀ Gᵀ)
 
-The last is the square root of I + G Gᵀ written without dividing by s, which may be zero.
+R contains the square root of I + G Gᵀ, written without a division by s, which may be zero.
 
-A few directions that data have pinned down, on top of independent ones: Σ⁻¹ = D + F Fᵀ.
-
-With G = D^{-1/2} F = U diag(√s) Vᵀ, U orthonormal:
+`LowRankPrecision` is Σ⁻¹ = D + F Fᵀ: the data determine a few directions. With
+G = D^{-1/2} F = U diag(√s) Vᵀ, U orthonormal:
 
     Σ      = D^{-1/2} (I − U diag(s / (1 + s)) Uᵀ) D^{-1/2}                (Woodbury)
     log|Σ| = −log|D| − Σ log(1 + s)
     Σ      = R Rᵀ,  R = D^{-1/2} (I − U diag(1 − 1/√(1 + s)) Uᵀ)
 
-s is found in double precision: a direction may be pinned down by more than single precision holds.
+s is computed in double precision, because the precision of a direction may exceed what single
+precision can represent.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ from doxa.linalg.base import Structure, cholesky, per_member, refuse, refuse_var
 class LowRankPlusDiagonal(Structure):
     """Diagonal D [K, P] and factor F [K, P, R].
 
-    D may hold zeros (SWAG's weights that never moved): then `solve`, `logdet` and `sample` from
-    P numbers refuse, while `sample` from P + R numbers and everything else work.
+    D may contain zeros (weights of SWAG that never moved). Then `solve`, `logdet` and `sample` from
+    P numbers raise an error; `sample` from P + R numbers and all other operations work.
     """
 
     name = "low-rank"
@@ -69,8 +70,8 @@ class LowRankPlusDiagonal(Structure):
     def sample(self, eps: Tensor) -> Tensor:
         """Draws from N(0, Σ): [..., K, P] to the same shape, or from [..., K, P + R].
 
-        The latter, D^{1/2} ε₁ + F ε₂, needs no decomposition: it is the cheaper one for few
-        draws, allows D = 0, and has a gradient everywhere.
+        The second form, D^{1/2} ε₁ + F ε₂, needs no decomposition. It is faster for a few draws,
+        allows D = 0, and has a gradient everywhere.
         """
         if self.rank == 0 or eps.shape[-1] != self.size + self.rank:
             return super().sample(eps)
@@ -113,7 +114,7 @@ class LowRankPlusDiagonal(Structure):
     @cached_property
     def _whitened(self) -> Tensor:
         """G = D^{-1/2} F."""
-        refuse((self.variance.detach() == 0).any(-1), "the diagonal holds a zero: not invertible")
+        refuse((self.variance.detach() == 0).any(-1), "the diagonal has a zero: not invertible")
         return self.factor / self.variance.sqrt()[..., None]
 
     @cached_property
@@ -170,20 +171,20 @@ class LowRankPrecision(Structure):
         return LowRankPrecision(self.precision / t[:, None], self.factor / t.sqrt()[:, None, None])
 
     def _root(self, rows: Tensor) -> Tensor:
-        return self._bent(rows) / self.precision.sqrt()[:, None]
+        return self._shrunk(rows) / self.precision.sqrt()[:, None]
 
     def _half(self, rows: Tensor) -> Tensor:
-        return self._bent(rows / self.precision.sqrt()[:, None])
+        return self._shrunk(rows / self.precision.sqrt()[:, None])
 
-    def _bent(self, rows: Tensor) -> Tensor:
+    def _shrunk(self, rows: Tensor) -> Tensor:
         """(I + G Gᵀ)^{-1/2} v."""
-        return self._less(rows, 1 - (1 + self._scores).rsqrt())
+        return self._minus_projection(rows, 1 - (1 + self._scores).rsqrt())
 
     def _matmul(self, rows: Tensor) -> Tensor:
         scale = self.precision.sqrt()[:, None]
-        return self._less(rows / scale, self._scores / (1 + self._scores)) / scale
+        return self._minus_projection(rows / scale, self._scores / (1 + self._scores)) / scale
 
-    def _less(self, rows: Tensor, share: Tensor) -> Tensor:
+    def _minus_projection(self, rows: Tensor, share: Tensor) -> Tensor:
         """v − U diag(share) Uᵀ v."""
         return rows - (rows @ self._basis * share.to(rows.dtype)[:, None]) @ self._basis.mT
 
@@ -198,7 +199,7 @@ class LowRankPrecision(Structure):
         basis = (
             whitened @ vectors / scores.clamp(min=torch.finfo(scores.dtype).tiny).sqrt()[:, None]
         )
-        # directions of round-off are no unit vectors, and count nothing
+        # directions that are only round-off are not unit vectors: set to zero
         counts = scores > torch.finfo(scores.dtype).eps * scores.amax(-1, keepdim=True)
         return scores * counts, (basis * counts[:, None]).to(self.factor.dtype)
 

@@ -7,7 +7,8 @@ Cov[ĝ] = C, the iterates become stationary with covariance Σ,
 
     AΣ + ΣA − ε AΣA = ε C     (discrete; the paper's continuous-time limit drops ε AΣA),
 
-while the posterior is N(θ*, (nA/T)⁻¹). With the continuous Σ the divergence from one to the other,
+while the posterior is N(θ*, (nA/T)⁻¹). With the continuous Σ, the divergence of the stationary
+distribution from the posterior is
 
     KL = ½ [ tr(nAΣ)/T − log |nAΣ/T| − D ] = ½ [ ε n tr(C)/2T − D log ε + const ],
 
@@ -15,11 +16,12 @@ because tr(AΣ) = ε tr(C)/2 and log|Σ| grows as D log ε. Its minimum is the p
 
     ε* = 2 T D / (n tr C)  =  2 T (S/n) D / tr(BBᵀ)    for batches of S, C = BBᵀ/S.
 
-`step_size=None` measures tr C at the optimum and takes ε*. One rate cannot fit every direction
-unless C ∝ A, which holds for a well-specified model: elsewhere the covariance is wrong in shape. ε*
-is held below 1/λ_max, the largest curvature, where SGD would otherwise explode; the diagnostics say
-when that happened. Batches are drawn independently (with replacement): in shuffled epochs the
-noise cancels over an epoch, and the stationary spread with it.
+With `step_size=None`, tr C is measured at the optimum and the rate is ε*. One rate fits every
+direction only if C ∝ A, which holds for a well-specified model; otherwise the shape of the
+covariance is wrong. ε* is limited to 1/λ_max, where λ_max is the largest curvature, because SGD
+would diverge at larger rates; the diagnostics report if the limit was used. Batches are drawn
+independently (with replacement). In shuffled epochs the noise would cancel within an epoch, and the
+stationary variance would be too small.
 """
 
 from __future__ import annotations
@@ -77,7 +79,7 @@ class ConstantSGD(StochasticGradient):
         return {"rate": one, "curvature": one.clone(), "limited": one.clone()}
 
     def maximum(self, run: Run) -> Iterable[Stage]:
-        """The optimum, always, and the rate there."""
+        """The stages that find the optimum, in every fit, and the rate at the optimum."""
         yield optimise(log_joint, run.steps, name="maximum")
         if self.step_size is not None or "step_size" in run.hyper:
             yield Stage("rate", self._probe, 0, self.rows, enter=self._given)
@@ -93,8 +95,8 @@ class ConstantSGD(StochasticGradient):
         return {**state, "rate": torch.zeros_like(state["rate"]) + rate}
 
     def _probe(self, run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
-        """At rest: the spread of ĝ over batches, and the largest curvature by power iteration,
-        v ← Av/‖Av‖ with Av from the difference of two gradients."""
+        """A step that does not move θ. It measures the spread of ĝ over batches, and the largest
+        curvature by power iteration, v ← Av/‖Av‖, with Av from the difference of two gradients."""
         value, grad, changed = stochastic_gradient(run, state, batch, clock)
         mean = run.descent(grad)
         theta, v = state["theta"], state["probe.direction"]

@@ -1,9 +1,10 @@
-"""Convergence of MCMC: R-hat of the functions, on which predictions depend, and a status.
+"""Convergence of MCMC: R-hat of the network's functions, and the status of a posterior.
 
-The weights of a network have symmetric modes, which different chains need not share; functions have
-no such symmetry. So chains are compared by the network outputs at some training rows, and by the
-parameters of the likelihood. The chains of a plain log density are compared by its parameters.
-R-hat is rank-normalised and split (`doxa.posterior.chains`).
+The weights of a network have symmetric modes, and different chains may be in different ones.
+Functions have no such symmetry, and predictions depend on functions only. So chains are compared by
+the network's outputs at some training rows, and by the parameters of the likelihood. The chains of
+a plain log density are compared by its parameters. R-hat is rank-normalised and split
+(`doxa.posterior.chains`).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _SATURATED = 0.1  # share of transitions
 def chain_status(
     posterior: SamplePosterior, run: Run, accept: float, concerns: Sequence[Concern] = ()
 ) -> None:
-    """Fill in diagnostics and status; all messages are in `diagnostics["warnings"]`."""
+    """Set the diagnostics and the status; all messages are in `diagnostics["warnings"]`."""
     members, draws = posterior.samples.shape[:2]
     name = run.problem.compared
     if name == "parameters":
@@ -82,7 +83,7 @@ def chain_status(
             log.warning("%s", message)
 
 
-Concern = tuple[bool, str]  # whether it makes the draws unreliable, and the message
+Concern = tuple[bool, str]  # whether the draws are unreliable, and the message
 
 
 def concerns(diagnostics: Mapping[str, Any]) -> list[Concern]:

@@ -1,12 +1,12 @@
-"""Cyclical stochastic gradient MCMC: hot steps find a mode, small steps with noise sample it.
+"""Cyclical stochastic gradient MCMC: a cyclical step size that visits several modes.
 
     η_k = η₀/2 · [ cos(π k/K) + 1 ],   k = 0 … K − 1 within each of the cycles
 
-Zhang, Li, Zhang, Chen & Wilson (2020). The first share of a cycle (`exploration`) descends
-without noise at a large step, the rest samples with noise while the step falls to zero; then the
-step jumps back and the chain leaves for another mode. Inside is SGLD or SGHMC. Use it where the
-posterior has many modes and one chain must visit several. How long it stays in a mode says nothing
-of the mode's mass: every cycle counts the same.
+Zhang, Li, Zhang, Chen & Wilson (2020). In the first fraction of a cycle (`exploration`), the chain
+descends without noise at a large step size. In the rest it samples with noise while the step size
+falls to zero. Then the step size returns to η₀, and the chain moves to another mode. The steps are
+those of SGLD or SGHMC. Use it if the posterior has many modes and one chain must visit several.
+Modes are not weighted by their mass: every cycle has the same weight.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ class CyclicalSGMCMC(StochasticGradient):
 
     @property
     def explored(self) -> int:
-        """Steps of a cycle before its first noise."""
+        """The number of steps of a cycle without noise."""
         return round(self.draws * self.thin * self.exploration / (1.0 - self.exploration))
 
     @property
     def length(self) -> int:
-        """Steps of a cycle."""
+        """The number of steps of a cycle."""
         return self.explored + self.draws * self.thin
 
     def memory(self, run: Run, theta: Tensor) -> State:

@@ -1,34 +1,35 @@
-"""What HMC and NUTS share: momentum, and a burn-in that finds step size and mass.
+"""Shared by HMC and NUTS: the momentum, and a burn-in that adapts the step size and the mass.
 
-They differ only in how far a trajectory goes and which of its points is taken.
+The two methods differ in the length of a trajectory and in the point that is taken from it.
 
-Burn-in as Stan does it: a fast start, slow windows that double, a fast end.
-
-In all of them dual averaging moves the step size towards a mean acceptance of `target`,
+**Burn-in** follows Stan: a fast phase, slow windows that double in length, and a last fast phase.
+In all phases, dual averaging adapts the step size to a mean acceptance of `target`,
 
     log ε_t = μ − √t/γ · Σ(δ − α)/(t + t₀),   log ε̄ = Σ t^{−κ}-weighted average,   μ = log 10ε₀,
 
-γ = 0.05, t₀ = 10, κ = 0.75 (Hoffman & Gelman, 2014); each slow window ends with a new mass matrix
-(below), from which a step size is sought afresh: it is doubled or halved until the
-acceptance of a single step crosses 0.8. Fast start and end are 75 and 50 transitions, the first
-slow window 25; of a burn-in below 150 the start is 15 % and the end a third, 20 at most (Stan's is
-10 %, too few for dual averaging to come down from 10ε₀); below 20 only the step size is adapted.
+with γ = 0.05, t₀ = 10, κ = 0.75 (Hoffman & Gelman, 2014). At the end of each slow window, a new
+mass matrix is estimated (below), and a new initial step size is found: it is doubled or halved
+until the acceptance of a single step crosses 0.8. The first fast phase has 75 transitions, the last
+one 50, and the first slow window 25. If the burn-in is shorter than 150, the first fast phase is
+15 % of it, and the last one a third, but at most 20 transitions (Stan's 10 % is too few for dual
+averaging to come down from 10ε₀). If it is shorter than 20, only the step size is adapted.
 
-The mass matrix, estimated from a window of draws.
+**The mass matrix** is estimated from the draws of a window:
 
     M⁻¹ = n/(n+5) · [(1−λ) Σ̂ + λ diag Σ̂] + 10⁻³ · 5/(n+5) · diag Σ̂
 
-with Σ̂ the variances, or the whole covariance, of the window's n draws of each chain, by Welford's
-update. Every chain has its own. Two things differ from Stan, which adds the identity instead of the
-last diag Σ̂ and has no λ. The identity drowns parameters that are small in their units, and the
-narrow directions of correlated ones. And correlations of fewer draws than parameters are noise,
-which a trajectory would have to follow: λ is the share of them that noise explains (Schäfer &
-Strimmer, 2005), as far as there are fewer draws than P parameters,
+Σ̂ contains the variances, or the whole covariance, of the window's n draws of each chain (Welford's
+update). Each chain has its own matrix. There are two differences from Stan. First, Stan adds the
+identity in place of the last diag Σ̂. The identity is much larger than the variance of parameters
+that are small in their units, and than the narrow directions of correlated parameters. Second, Stan
+has no λ. Correlations that are estimated from fewer draws than parameters are mostly noise, and
+trajectories would follow this noise. λ is the fraction of the correlations that noise explains
+(Schäfer & Strimmer, 2005), reduced if there are more draws,
 
-    λ = (1 − n/P)₊ · min(1, Σ_{i<j} (1 − r_ij²)²/(n−1)  /  Σ_{i<j} r_ij²):
+    λ = (1 − n/P)₊ · min(1, Σ_{i<j} (1 − r_ij²)²/(n−1)  /  Σ_{i<j} r_ij²).
 
-nothing for a few parameters, whose strong correlations it would blur, and near 1 for a network's
-weights.
+It is 0 for a few parameters, so that their correlations are kept, and near 1 for the weights of a
+network.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ _CROSSING = math.log(0.8)
 
 
 def windows(burn_in: int) -> list[int]:
-    """Where slow windows begin and end: [start, end, end, …], or nothing to learn a mass from."""
+    """The ends of the slow windows, [start, end, end, …]; empty if no mass is estimated."""
     if burn_in < 20:
         return []
     start, end, size = _START, _END, _FIRST
@@ -59,13 +60,13 @@ def windows(burn_in: int) -> list[int]:
     bounds, stop = [start], burn_in - end
     while bounds[-1] < stop:
         after = bounds[-1] + size
-        bounds.append(stop if after + 2 * size > stop else after)  # no room for the next: one long
+        bounds.append(stop if after + 2 * size > stop else after)  # the last is longer
         size *= 2
     return bounds
 
 
 def start_dual(step: Tensor) -> State:
-    """Dual averaging from this step size [M]."""
+    """The initial state of dual averaging at a step size [M]."""
     return {
         "step": step, "dual.error": torch.zeros_like(step), "dual.count": torch.zeros_like(step),
         "dual.log_step": step.log(), "dual.centre": (10 * step).log(),
@@ -87,7 +88,7 @@ def average(state: State, accept: Tensor, target: Tensor) -> State:
 
 
 def seek_step(density: ValueAndGrad, state: State, noise: Noise) -> Tensor:
-    """A step size at which a single leapfrog is accepted with a probability near 0.8: [M]."""
+    """A step size at which one leapfrog step is accepted with a probability near 0.8, [M]."""
     theta, metric = state["theta"], state["metric"]
     moving = free(metric)
 
@@ -113,7 +114,7 @@ KINDS = ("diagonal", "full")
 
 
 def start_mass(unfixed: Tensor, kind: str) -> State:
-    """Unit mass for the parameters that move (`unfixed`, 1 or 0, [M, P]), and no draw seen."""
+    """Unit mass for the parameters that move (`unfixed`, 1 or 0, [M, P]), before any draw."""
     metric = unfixed if kind == "diagonal" else torch.diag_embed(unfixed)
     return {"metric": metric.clone(), **_fresh(unfixed, metric)}
 
@@ -140,13 +141,13 @@ def observe(state: State) -> State:
 
 
 def forget(state: State) -> State:
-    """Begin a window: what was seen before is dropped."""
+    """Begin a window: the draws of the window before are dropped."""
     return {**state, **_fresh(state["theta"], state["metric"])}
 
 
 def window_hooks(burn_in: int, end: Callable[[int], Hook]) -> Hooks:
-    """The windows of a burn-in: what was seen before the first is forgotten, and `end` of the
-    transition at which each ends."""
+    """The hooks of a burn-in: `forget` at the start of the first slow window, and `end` at the end
+    of each window."""
     bounds = windows(burn_in)
     if not bounds:
         return {}
@@ -155,8 +156,8 @@ def window_hooks(burn_in: int, end: Callable[[int], Hook]) -> Hooks:
 
 
 def learn_mass(state: State) -> State:
-    """End a window: the metric from its draws, and a new window begins. A chain of which some
-    parameter stood still all along keeps its metric."""
+    """End a window: estimate the metric from its draws, and begin a new window. The metric of a
+    chain does not change if one of its parameters never moved in the window."""
     moving, square = free(state["metric"]), state["welford.square"]
     n = state["welford.count"].reshape(-1, *(1,) * (square.ndim - 1))
     spread = square / (n - 1).clamp(min=1)
@@ -180,7 +181,7 @@ def learn_mass(state: State) -> State:
 
 
 def _estimation_error(spread: Tensor, variances: Tensor, n: Tensor) -> Tensor:
-    """λ, how much of the correlations n draws may have made up: [M, 1, 1]."""
+    """λ, the fraction of the correlations that is explained by the noise of n draws: [M, 1, 1]."""
     scale = torch.where(variances > 0, variances.rsqrt(), 0.0)  # [M, P]
     squares = (spread * scale.unsqueeze(1) * scale.unsqueeze(2)).square().triu(1)
     pairs = ((scale.unsqueeze(1) * scale.unsqueeze(2)) > 0).triu(1)
@@ -205,7 +206,7 @@ class Hamiltonian(Kernel):
         step = 0.1 * moving**-0.25
         early = torch.full_like(step, float(bool(windows(self.burn_in))))
         own = {**start_mass(unfixed, self.mass), **start_dual(step)}
-        return {**own, "early": early}  # 1 until burn-in has learned a first mass
+        return {**own, "early": early}  # 1 until burn-in has estimated a first mass
 
     def adapt(self, run: Run, state: State, info: Info) -> State:
         new = average(state, info["accept"], run.field(self, "target_accept"))
@@ -229,13 +230,13 @@ class Hamiltonian(Kernel):
         return {**state, **start_dual(seek_step(density, state, run.noise(f"step size/{t}")))}
 
     def settle(self, run: Run, state: State) -> State:
-        """The averaged step size; after too few updates no larger than the one that was sought."""
+        """Use the averaged step size; after only a few updates, at most the initial step size."""
         averaged, sought = state["dual.log_step"].exp(), state["dual.centre"].exp() / 10
         few = state["dual.count"] < 10
         return {**state, "step": torch.where(few, torch.minimum(sought, averaged), averaged)}
 
     def depart(self, state: State, clock: Clock) -> Point:
-        """The current draw with a fresh momentum."""
+        """The current draw with a new momentum."""
         theta = state["theta"]
         momentum = clock.noise(theta.shape[1]) * free(state["metric"])
         return Point(theta, momentum, state["log_density"], state["grad"])

@@ -4,12 +4,13 @@
     p ← p + ½ε∇log p(θ, D)/T;   θ ← θ + ε M⁻¹ p;   p ← p + ½ε∇log p(θ, D)/T
     accept with probability min(1, exp(H(θ, p) − H(θ', p')))
 
-Neal (2011). All chains advance together. Burn-in finds the step size and the mass, diagonal or
-dense, as in `doxa.mcmc.hamiltonian`. A trajectory of fixed length may return to where it began,
-or to its mirror image, and the chain then never forgets its energy: each transition's length is
-drawn uniformly between `jitter` and 1 times ε·leapfrog, by its step size, which costs no gradient.
-Exact up to Monte Carlo error; its cost is draws × leapfrog full-data gradients. `NUTS` finds the
-length by itself. Dropout is off and BatchNorm frozen.
+Neal (2011). All chains advance together. Burn-in adapts the step size and the mass, which is
+diagonal or dense (`doxa.mcmc.hamiltonian`). A trajectory of fixed length may return to its start or
+to the mirror image of it, and the energy of the chain then hardly changes. So the length of each
+transition is drawn uniformly between `jitter` and 1 times ε·leapfrog. The step size is scaled for
+this, which needs no additional gradient. The draws are exact up to Monte Carlo error. The cost is
+draws × leapfrog gradients over all data. `NUTS` chooses the length itself. Dropout is off and
+BatchNorm is frozen.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from doxa.mcmc.kernel import DIVERGENT, Move, Point, acceptance, leapfrog
 from doxa.method import Clock, Info, Run, State
 from doxa.method.method import between, one_of, positive, whole
 
-Trajectory = Callable[[Point, Tensor], Point]  # from a point, with this step size [M, 1]
+Trajectory = Callable[[Point, Tensor], Point]  # (start, step size [M, 1]) to the end
 
 
 @store.register("hmc")
@@ -37,11 +38,16 @@ Trajectory = Callable[[Point, Tensor], Point]  # from a point, with this step si
 class HMC(Hamiltonian):
     """Static Hamiltonian Monte Carlo.
 
-    Parameters ---------- draws: transitions kept from each chain (after `thin`), `burn_in`
-    transitions before them. leapfrog: gradient steps in one transition. target_accept: the
-    acceptance rate to which the step size is adapted. thin: keep every `thin`-th draw. temperature:
-    T. mass: "diagonal" (one scale per parameter) or "full" (a covariance; up to some hundreds of
-    them). jitter: the shortest trajectory, as a share of the longest; 1 for a fixed length.
+    Parameters
+    ----------
+    draws: transitions kept from each chain (after `thin`), `burn_in` transitions before them.
+    leapfrog: gradient steps in one transition.
+    target_accept: the acceptance rate to which the step size is adapted.
+    thin: keep every `thin`-th draw.
+    temperature: T.
+    mass: "diagonal" (one scale per parameter) or "full" (a covariance, for up to some hundreds of
+        parameters).
+    jitter: the shortest trajectory, as a fraction of the longest; 1 for a fixed length.
     """
 
     name: ClassVar[str] = "hmc"
@@ -62,7 +68,7 @@ class HMC(Hamiltonian):
         return (self.transitions * self.leapfrog,) * 2
 
     def captures(self, run: Run) -> bool:
-        """On a GPU a whole transition becomes one graph; on the CPU one leapfrog step at a time is
+        """On a GPU, a whole transition becomes one graph. On the CPU, each leapfrog step is
         recorded or compiled."""
         return run.device.type != "cpu"
 
@@ -102,7 +108,7 @@ class HMC(Hamiltonian):
         start = self.depart(state, clock)
         share = self.jitter + (1 - self.jitter) * clock.uniform(1)  # [M, 1]
         end = trajectory(start, state["step"].unsqueeze(1) * share)
-        error = end.energy - start.energy  # [M]; not a number where both are infinite
+        error = end.energy - start.energy  # [M]; NaN if both are infinite
         rate = acceptance(-error)
         accept = clock.uniform(1).squeeze(1) < rate
         take = accept.unsqueeze(1)

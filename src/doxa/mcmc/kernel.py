@@ -1,18 +1,18 @@
-"""What every sampler with an acceptance test shares: target, stages, and the posterior it gives.
+"""Shared by all samplers with an acceptance test: the target, the stages and the posterior.
 
 The target is exp(log_joint/T), of a model or of a bare log density. Burn-in is one stage, so that
-it is recorded or compiled once; what happens at the ends of its windows happens between steps.
+it is recorded or compiled once; the changes at the ends of its windows are made between steps.
 
-The leapfrog: one reversible, volume-preserving step of Hamiltonian dynamics.
+The leapfrog integrator is one reversible, volume-preserving step of Hamiltonian dynamics:
 
     H(θ, p) = −log π(θ) + ½ |p|²,      θ = F φ,   F Fᵀ = M⁻¹
     p ← p + ½ε Fᵀ∇log π(θ);   θ ← θ + ε F p;   p ← p + ½ε Fᵀ∇log π(θ)
 
-Momentum is kept in the coordinates in which it is standard normal: p here is Fᵀ times the momentum
-of mass M of the textbooks (Neal, 2011), and F p is their velocity M⁻¹p. It is the same integrator,
-and neither the kinetic energy nor a U-turn needs the mass again. F is the `metric`: a standard
-deviation per parameter, [M, P], or a lower triangle, [M, P, P]. A row of zeros holds its parameter
-fixed. The energy error of a trajectory of given length falls as ε².
+The momentum is stored in coordinates in which it is standard normal: p is Fᵀ times the momentum of
+mass M in textbooks (Neal, 2011), and F p is their velocity M⁻¹p. The integrator is the same, and
+neither the kinetic energy nor the test for a U-turn uses the mass. F is the `metric`: one standard
+deviation per parameter, [M, P], or a lower triangular matrix, [M, P, P]. If a row of F is zero, its
+parameter is fixed. The energy error of a trajectory of given length falls as ε².
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ from doxa.mcmc.convergence import chain_status, concerns
 from doxa.method import Clock, Hooks, Info, Method, Run, Stage, State, log_joint, optimise
 from doxa.posterior import Posterior, SamplePosterior
 
-DIVERGENT = 1000.0  # an energy error from which no trajectory recovers (Stan's)
+DIVERGENT = 1000.0  # energy error of a divergent transition, as in Stan
 
 ValueAndGrad = Callable[[Tensor], tuple[Tensor, Tensor]]  # θ [M, P] to log π [M] and its gradient
 
 
 class Point(NamedTuple):
-    """Where a particle is: position, momentum, and log π with its gradient at the position."""
+    """The state of a trajectory: position, momentum, and log π with its gradient at the
+    position."""
 
     theta: Tensor  # [M, P]
     momentum: Tensor  # [M, P], standard normal at rest
@@ -46,7 +47,7 @@ class Point(NamedTuple):
 
     @property
     def energy(self) -> Tensor:
-        """H, and infinite where it is not a number: [M]."""
+        """H, or infinity if it is NaN: [M]."""
         energy = 0.5 * self.momentum.square().sum(1) - self.log_density
         return torch.nan_to_num(energy, nan=torch.inf, posinf=torch.inf, neginf=torch.inf)
 
@@ -54,7 +55,7 @@ class Point(NamedTuple):
 def leapfrog(
     density: ValueAndGrad, point: Point, metric: Tensor, step: Tensor, steps: int = 1
 ) -> Point:
-    """`steps` steps of size `step` [M, 1], which may be negative: back in time."""
+    """`steps` steps of size `step` [M, 1]. A negative size integrates backwards in time."""
     theta, momentum, value, grad = point
     momentum = momentum + 0.5 * step * pull(metric, grad)
     for i in range(steps):
@@ -79,7 +80,7 @@ def pull(metric: Tensor, grad: Tensor) -> Tensor:
 
 
 def free(metric: Tensor) -> Tensor:
-    """1 where a parameter moves, 0 where it is held fixed: [M, P]."""
+    """1 for a parameter that moves, 0 for a fixed one: [M, P]."""
     scale = metric if metric.ndim == 2 else metric.diagonal(dim1=1, dim2=2)
     return (scale > 0).to(metric.dtype)
 
@@ -88,21 +89,22 @@ Move = Callable[[State, Batch, Clock], tuple[State, Info]]
 
 
 class Kernel(Method):
-    """Base of Metropolis, HMC and NUTS: frozen dataclasses with these fields and more."""
+    """Base of Metropolis, HMC and NUTS. Subclasses are frozen dataclasses with these and other
+    fields."""
 
     draws: int
     burn_in: int
     thin: int
     temperature: float
-    uses_rate: ClassVar[bool] = False  # but to find the maximum of weights that are points
+    uses_rate: ClassVar[bool] = False  # only for the maximum of weights that are point estimates
     tallied: ClassVar[tuple[str, ...]] = (
         "accept",
     )  # entries of Info that are summed while sampling
 
     @abstractmethod
     def transition(self, run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
-        """One transition of every chain. Info is [M] each and holds "accept" at least; "energy"
-        and "divergent" where there are any."""
+        """One transition of every chain. Info has a tensor [M] per entry: always "accept", and
+        "energy" and "divergent" if the kernel has them."""
 
     @property
     def kept_draws(self) -> int:
@@ -114,35 +116,36 @@ class Kernel(Method):
 
     @property
     def transitions(self) -> int:
-        """In burn-in and after it."""
+        """The number of transitions, with burn-in."""
         return self.burn_in + self.draws * self.thin
 
     def move(self, run: Run) -> tuple[Move, Recorded | None]:
-        """`transition`, and how its parts are executed where that is not as a whole."""
+        """`transition`, and how its parts are executed if it is not executed as a whole."""
         return partial(self.transition, run), None
 
     @abstractmethod
     def own_state(self, run: Run, unfixed: Tensor) -> State:
-        """The kernel's own part of the state; `unfixed` [M, P] is 1 where a parameter moves."""
+        """The kernel's own entries of the state; `unfixed` [M, P] is 1 for parameters that move."""
 
     @abstractmethod
     def adapt(self, run: Run, state: State, info: Info) -> State:
-        """What each transition of burn-in changes."""
+        """The state after the adaptation that follows each transition of burn-in."""
 
     @abstractmethod
     def settle(self, run: Run, state: State) -> State:
-        """What changes when burn-in is over."""
+        """The state at the end of burn-in."""
 
     def begin(self, run: Run, state: State) -> State:
-        """What happens before burn-in."""
+        """The state at the start of burn-in."""
         return state
 
     def hooks(self) -> Hooks:
-        """What happens between transitions of burn-in: {before which one: what}."""
+        """Changes of the state between transitions of burn-in: {number of the transition:
+        change}."""
         return {}
 
     def report(self, state: State) -> dict[str, Any]:
-        """The kernel's own diagnostics."""
+        """Diagnostics of this kernel."""
         return {}
 
     def init(self, run: Run) -> State:
@@ -160,7 +163,7 @@ class Kernel(Method):
 
     def stages(self, run: Run) -> Iterable[Stage]:
         if run.problem.partial:
-            yield optimise(log_joint, run.steps, name="maximum")  # the rest is a point, found first
+            yield optimise(log_joint, run.steps, name="maximum")  # of points
         move, recorded = self.move(run)
         if self.burn_in:
             burn_in = self._stage("burn-in", self.burn_in, move, adapting=True)
@@ -198,23 +201,23 @@ class Kernel(Method):
         return tempered
 
     def _arrive(self, run: Run, state: State) -> State:
-        """The state with density and gradient at its position."""
+        """The state with the density and its gradient at the current position."""
         value, grad = self.density(run, state, run.all_rows())(state["theta"])
         return {**state, "log_density": value, "grad": grad}
 
     def _tally(self, state: State, info: Info) -> State:
-        """Sums over the sampling stage, and what E-BFMI is made of."""
+        """The sums over the sampling stage, and the statistics for E-BFMI."""
         count = state["transitions"] + 1
         sums = {f"sum.{name}": state[f"sum.{name}"] + info[name] for name in self.tallied}
         new = {**state, **sums, "transitions": count}
         return {**new, **_energies(state, info["energy"], count)} if "energy" in info else new
 
     def share(self, state: State, name: str) -> Tensor:
-        """The mean of something tallied, a transition: [M]."""
+        """The mean per transition of a tallied quantity: [M]."""
         return state[f"sum.{name}"] / state["transitions"].clamp(min=1)
 
     def finish(self, run: Run, state: State, kept: Tensor | None) -> Posterior:
-        last = state["theta"].unsqueeze(1)  # [K, 1, P]: all there is of a run stopped too early
+        last = state["theta"].unsqueeze(1)  # [K, 1, P]: without kept draws
         samples = last if kept is None else kept.transpose(0, 1).contiguous()
         posterior = SamplePosterior(samples=samples, **run.common(self), **run.shared(state))
         accept = self.share(state, "accept")
@@ -224,7 +227,7 @@ class Kernel(Method):
 
 
 def acceptance(change: Tensor) -> Tensor:
-    """min(1, exp(change)) of a change in log density or in −H; 0 where it is not a number."""
+    """min(1, exp(change)) of a change in log density or in −H; 0 if it is NaN."""
     return torch.nan_to_num(change.clamp(max=0.0).exp(), nan=0.0)
 
 
@@ -232,7 +235,8 @@ _ENERGY = ("energy.last", "energy.mean", "energy.square", "energy.jumps")
 
 
 def _energies(state: State, energy: Tensor, count: Tensor) -> State:
-    """Running mean, sum of squares, and sum of squared jumps from one transition to the next."""
+    """Running mean, sum of squares, and sum of squared differences between successive
+    transitions."""
     away = energy - state["energy.mean"]
     mean = state["energy.mean"] + away / count
     jump = torch.where(count > 1, energy - state["energy.last"], torch.zeros_like(energy))

@@ -1,13 +1,14 @@
-"""Random-walk Metropolis with a proposal that learns its shape and its scale in burn-in.
+"""Random-walk Metropolis with a proposal whose shape and scale are adapted in burn-in.
 
     θ' = θ + s · F ε,  ε ~ N(0, I);   accept with probability min(1, p(θ', D)^{1/T} / p(θ, D)^{1/T})
 
 Metropolis et al. (1953). F Fᵀ is the covariance of the draws in the windows of burn-in (Haario,
-Saksman & Tamminen, 2001; windows as in `doxa.mcmc.hamiltonian`). The scale follows a Robbins–Monro
-recursion, log s ← log s + γ_t (α − α*), towards the acceptance that is best for random walks, 0.234
-(0.44 in one dimension; Roberts, Gelman & Gilks, 1997). Neither changes while draws are kept.
-Needs no gradient: for checks, and for targets of a few dimensions. Its cost grows with the number
-of parameters P, HMC's with P^{1/4}: for networks use `HMC` or `NUTS`.
+Saksman & Tamminen, 2001; the windows are those of `doxa.mcmc.hamiltonian`). The scale follows a
+Robbins–Monro recursion, log s ← log s + γ_t (α − α*), to the acceptance that is optimal for random
+walks, 0.234 (0.44 in one dimension; Roberts, Gelman & Gilks, 1997). Both are fixed while draws are
+kept. The method needs no gradient. Use it for checks, and for targets of a few dimensions: its cost
+grows with the number of parameters P, and that of HMC with P^{1/4}. For networks use `HMC` or
+`NUTS`.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class Metropolis(Kernel):
         return self._seek(run, state, state["step"], 0)
 
     def _seek(self, run: Run, state: State, step: Tensor, t: int) -> State:
-        """Halve the scale until a proposal is not hopeless."""
+        """Halve the scale of each chain until a proposal loses at most 3 nats."""
         batch, noise = run.all_rows(), run.noise(f"scale/{t}")
         seeking = torch.isfinite(state["log_density"])
         for trial in range(60):
@@ -102,7 +103,8 @@ class Metropolis(Kernel):
         return window_hooks(self.burn_in, self._window_end)
 
     def _window_end(self, t: int) -> Hook:
-        """A new shape, and from it the scale that suits a Gaussian, or less."""
+        """A new shape, and the scale that is optimal for a Gaussian of that shape, or a smaller
+        one."""
 
         def mark(run: Run, state: State) -> State:
             moving = free(state["metric"]).sum(1).clamp(min=1)
@@ -127,6 +129,6 @@ class Metropolis(Kernel):
 
 
 def _untuned(step: Tensor) -> State:
-    """The scale, and its running mean in logarithms since the window began."""
+    """The scale, and the running mean of its logarithm since the window began."""
     zero = torch.zeros_like(step)
     return {"step": step, "tuned": zero, "tuned.mean": zero.clone()}

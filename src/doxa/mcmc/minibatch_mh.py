@@ -1,19 +1,20 @@
-"""Metropolis–Hastings whose acceptance looks at a mini-batch only, and is biased for it.
+"""Metropolis–Hastings with an acceptance test on a mini-batch, which makes it biased.
 
     log a = [Û(θ) − Û(θ')]/T + log q(θ | θ') − log q(θ' | θ),   accept with probability min(1, a)
 
-with Û on one batch, the same for both. The batch's *mean*, times n, estimates the data set's sum:
-a plain sum over the batch would target a posterior of B rows. It is the lecture's step between
-exact Metropolis and SGLD; Korattikara, Chen & Welling (2014) and Bardenet, Doucet & Holmes (2017)
-study what it costs. Proposals are
+Û at θ and at θ' is computed on the same batch. The mean over the batch, times n, estimates the sum
+over the data set; a plain sum over the batch would target a posterior of B rows. The method lies
+between exact Metropolis and SGLD. Korattikara, Chen & Welling (2014) and Bardenet, Doucet & Holmes
+(2017) study its error. Proposals are
 
     "langevin"   θ' = θ − η∇Û(θ) + √(2ηT) ε        (a gradient at θ and one at θ')
     "walk"       θ' = θ + √(2ηT) ε                 (no gradient)
 
-The estimate of log a has noise. Unlike the noise of a gradient it does not average out: a lucky
-batch lets a bad proposal through, and what the chain is stationary at is wider than the posterior,
-the more so the larger the moves and the smaller the batch; it vanishes as B → n and as η → 0. Use
-it to see why SGLD drops the acceptance step; for exact draws take `Metropolis`, `HMC` or `NUTS`.
+The estimate of log a is noisy. Unlike the noise of a gradient, this noise does not average out: a
+bad proposal is accepted if the batch happens to favour it. The stationary distribution is wider
+than the posterior, more so for large moves and small batches. The bias vanishes as B → n and as
+η → 0. Use the method to see why SGLD has no acceptance step; for exact draws use `Metropolis`,
+`HMC` or `NUTS`.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class MinibatchMH(StochasticGradient):
     temperature: float = positive(1.0, per_run=True)
 
     def init(self, run: Run) -> State:
-        run.say_frozen(self.name)  # rows are scored, and the network is not trained on them
+        run.say_frozen(self.name)  # BatchNorm statistics are not trained
         state = run.init_network()
         return {**state, **self.memory(run, state["theta"])}
 
@@ -105,7 +106,7 @@ class MinibatchMH(StochasticGradient):
             rate = change.exp().clamp(max=1.0)  # [M, 1]
             accept = clock.uniform(1) < rate
             theta = torch.where(accept, there, theta)
-            if adapting:  # log η climbs where too much is accepted (Robbins & Monro)
+            if adapting:  # log η rises if too much is accepted (Robbins & Monro)
                 size = size * ((rate - target) * (clock.t.to(size.dtype) + 1.0) ** -0.6).exp()
             now = torch.where(accept.squeeze(1), new, value)
             info = report(run, now) | {"accept": rate.squeeze(1), "step_size": size.squeeze(1)}
@@ -127,7 +128,7 @@ class MinibatchMH(StochasticGradient):
 
 
 def _pull(run: Run, state: State, theta: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """−Û and −∇Û where weights are sampled."""
+    """−Û and −∇Û with respect to the sampled weights."""
     value, grad = run.joint(theta, batch, state)
     return value, grad if run.free is None else grad * run.free
 

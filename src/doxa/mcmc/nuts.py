@@ -1,32 +1,32 @@
-"""The no-U-turn sampler: Hamiltonian Monte Carlo that finds its own trajectory length.
+"""The no-U-turn sampler: Hamiltonian Monte Carlo that chooses the length of each trajectory.
 
     grow the trajectory by doubling, forwards or backwards at random, until it turns back;
     take one of its points z with probability proportional to exp(−H(z))
 
 Hoffman & Gelman (2014), with multinomial draws and the generalised U-turn of Betancourt (2017), as
-in Stan; `doxa.mcmc.nuts` has the trajectory. All chains advance together, and each transition lasts
-as long as its longest tree: there is no trajectory length to choose, but chains wait for each
-other. Burn-in adapts step size and mass as in `doxa.mcmc.hamiltonian`. Gradients use all rows;
-dropout is off and BatchNorm frozen. A transition is not a fixed sequence of operations, so that
-only its parts can be recorded or compiled.
+in Stan. All chains advance together, and each transition takes as long as its longest tree: no
+trajectory length has to be chosen, but chains wait for each other. Burn-in adapts the step size and
+the mass as in `doxa.mcmc.hamiltonian`. Gradients use all rows; dropout is off and BatchNorm is
+frozen. A transition is not a fixed sequence of operations, so only parts of it are recorded or
+compiled.
 
-The trajectory of a transition grows by doubling until it turns back. A doubling adds a branch of
-2^d leapfrog steps at one end. Its points have the weights exp(H₀ − H). One of them is drawn, leaf
-by leaf (multinomial within the branch), and replaces the proposal of the tree with probability
-min(1, w_branch / w_tree), which favours the far end. A segment from momentum p to p' with sum ρ
-turns back when p·ρ ≤ 0 or p'·ρ ≤ 0 (in the coordinates of the leapfrog the mass is 1). This is
-checked for every balanced subtree, and for either half with the first point of the other:
-Betancourt (2017), and Stan's additional checks, which detect turns that the end points alone would
-miss.
+A doubling adds a branch of 2^d leapfrog steps at one end of the trajectory. Its points have the
+weights exp(H₀ − H). One of them is drawn, leaf by leaf (multinomial within the branch), and
+replaces the proposal of the tree with probability min(1, w_branch / w_tree), which favours points
+far from the start. A segment from momentum p to p' with sum ρ turns back if p·ρ ≤ 0 or p'·ρ ≤ 0 (in
+the coordinates of the leapfrog, the mass is 1). This is checked for every balanced subtree, and for
+each half with the first point of the other half: Betancourt (2017), and Stan's additional checks,
+which detect turns that the end points alone would miss.
 
-Subtrees are not built recursively. Leaf i closes as many of them as i has trailing ones in binary;
-where each began was noted when it did, in as many places as a branch has levels (Phan, Pradhan &
-Jankowiak, 2019). All chains are at the same leaf of the same doubling: those that are done wait.
+Subtrees are not built recursively. Leaf i ends as many subtrees as the binary form of i has
+trailing ones. The start of each subtree is stored when it begins; the storage has one place per
+level of a branch (Phan, Pradhan & Jankowiak, 2019). All chains are at the same leaf of the same
+doubling, and chains that have finished wait.
 
 `init_tree`, `new_leaf`, `check_turning` and `merge` are fixed sequences of tensor operations, from
 named values to named values, which can be recorded or compiled; `grow` is the loop that calls them.
-In names, "end" is a branch's outermost point, "taken" and "drawn" are the points drawn of tree and
-branch.
+In names, "end" is the outermost point of a branch, and "taken" and "drawn" are the points drawn
+from the tree and from the branch.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ from doxa.mcmc.kernel import DIVERGENT, Move, Point, ValueAndGrad, acceptance, l
 from doxa.method import Clock, Info, Run, State
 from doxa.method.method import between, one_of, positive, whole
 
-_AHEAD = 5  # doublings whose leaves' random numbers are drawn when the tree is planted
+_AHEAD = 5  # doublings whose random numbers are drawn at the start of the transition
 
-_PLACE = ("theta", "momentum", "grad")  # of an end, from which the trajectory goes on
-_TAKEN = ("theta", "grad", "log_density", "energy")  # of the point drawn
+_PLACE = ("theta", "momentum", "grad")  # of an end, where the trajectory continues
+_TAKEN = ("theta", "grad", "log_density", "energy")  # of the drawn point
 _TALLY = ("accept", "leapfrogs", "divergent")
 
 
@@ -71,8 +71,8 @@ def grow(
     max_depth: int,
     limit: int | None = None,
 ) -> State:
-    """A whole transition from `start`, with steps of size `step` [M]: the point taken, and what
-    people want to know of it. `limit` ends it before `max_depth`, for which its parts were made."""
+    """One transition from `start`, with steps of size `step` [M]: the point that is taken, and the
+    statistics of the transition. `parts` was made for `max_depth`; `limit` may end it earlier."""
     uniform = clock.uniform(2 * max_depth + 2**_AHEAD - 1)
     seed = parts.init_tree({
         "momentum": start.momentum, "log_density": start.log_density, "step": step,
@@ -116,9 +116,9 @@ def grow(
 
 
 def _branch(parts: Parts, branch: State, lucks: tuple[Tensor, ...]) -> tuple[State, Tensor]:
-    """A leaf for each luck [M], and the first one's momentum; chains that turn or diverge on the
-    way leave `active`."""
-    noted: list[tuple[Tensor, Tensor, Tensor]] = []  # of where subtrees began, outermost first
+    """The branch with one leaf per entry of `lucks` [M], and the momentum of its first leaf. Chains
+    that turn or diverge become inactive."""
+    noted: list[tuple[Tensor, Tensor, Tensor]] = []  # starts of subtrees, outermost first
     first = branch["momentum"]
     for i, luck in enumerate(lucks):
         before, behind = branch["momentum"], branch["sum"]
@@ -143,8 +143,8 @@ def _branch(parts: Parts, branch: State, lucks: tuple[Tensor, ...]) -> tuple[Sta
 
 
 def init_tree(at: State, max_depth: int) -> State:
-    """A tree of one point, and where its first branch goes; the numbers `uniform` decide the
-    directions, and what is taken."""
+    """A tree of one point, and the direction of its first branch. The numbers `uniform` decide the
+    directions and the points that are taken."""
     momentum = at["momentum"]
     energy = Point(momentum, momentum, at["log_density"], momentum).energy
     zero = torch.zeros_like(energy)
@@ -160,7 +160,7 @@ def init_tree(at: State, max_depth: int) -> State:
 
 
 def new_leaf(density: ValueAndGrad, branch: State) -> State:
-    """One leaf: a leapfrog step, its weight, and whether it is the one taken."""
+    """One leaf: a leapfrog step, its weight, and whether its point is taken."""
     active = branch["active"]
     theta, momentum, grad = (branch[name] for name in _PLACE)
     here = Point(theta, momentum, branch["start"], grad)  # its density is not computed again
@@ -186,9 +186,12 @@ def new_leaf(density: ValueAndGrad, branch: State) -> State:
 
 
 def check_turning(at: State) -> State:
-    """Who is still active when a subtree ends: it began with the momentum `begin`, when the sum was
-    `behind`; its right half with `middle`, when it was `half`, after the momentum `before`. Of two
-    leaves the halves are single points, and the three questions are one."""
+    """The chains that are still active at the end of a subtree.
+
+    The subtree began with the momentum `begin`, when the sum of momenta was `behind`. Its right
+    half began with `middle`, when the sum was `half`; the momentum before that was `before`. In a
+    subtree of two leaves the halves are single points, and the three checks are the same.
+    """
     total, behind, half = at["total"], at["behind"], at["half"]
     turned = _turns(at["begin"], at["last"], total - behind)
     turned = turned | _turns(at["begin"], at["middle"], half - behind + at["middle"])
@@ -197,7 +200,7 @@ def check_turning(at: State) -> State:
 
 
 def merge(at: State) -> State:
-    """The tree with a branch added, and where the next one begins."""
+    """The tree with the branch added, and the start of the next branch."""
     forward, active = at["forward"], at["active"]  # [M, 1], [M]
     left, right = at["left.momentum"], at["right.momentum"]
     far, near = torch.where(forward, left, right), torch.where(forward, right, left)
@@ -229,7 +232,7 @@ def _pick(mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:
     return torch.where(mask if yes.ndim == 1 else mask.unsqueeze(1), yes, no)
 
 
-_EARLY = 7  # depth before a first mass is known, when long trees cost much and lead nowhere
+_EARLY = 7  # greatest depth until a mass is estimated: longer trees would be of no use
 
 
 @store.register("nuts")
@@ -237,13 +240,17 @@ _EARLY = 7  # depth before a first mass is known, when long trees cost much and 
 class NUTS(Hamiltonian):
     """Multinomial no-U-turn sampler.
 
-    Parameters ---------- draws: transitions kept from each chain (after `thin`), `burn_in`
-    transitions before them. target_accept: the acceptance rate to which the step size is adapted;
-    nearer to 1 where transitions diverge. max_depth: at most 2^max_depth − 1 leapfrog steps a
-    transition; 2^7 − 1 until burn-in has
-        learned a first mass.
-    mass: "diagonal" (one scale per parameter) or "full" (a covariance; up to some hundreds of
-    them). thin: keep every `thin`-th draw. temperature: T.
+    Parameters
+    ----------
+    draws: transitions kept from each chain (after `thin`), `burn_in` transitions before them.
+    target_accept: the acceptance rate to which the step size is adapted; set it nearer to 1 if
+        transitions diverge.
+    max_depth: at most 2^max_depth − 1 leapfrog steps per transition; at most 2^7 − 1 until burn-in
+        has estimated a first mass.
+    mass: "diagonal" (one scale per parameter) or "full" (a covariance, for up to some hundreds of
+        parameters).
+    thin: keep every `thin`-th draw.
+    temperature: T.
     """
 
     name: ClassVar[str] = "nuts"
@@ -261,7 +268,7 @@ class NUTS(Hamiltonian):
 
     @property
     def gradients(self) -> tuple[int, int]:
-        """Trees that turn back at once, and trees that never do."""
+        """For trees that turn back at once, and for trees that never turn back."""
         return self.transitions, self.transitions * (2**self.max_depth - 1)
 
     def captures(self, run: Run) -> bool:

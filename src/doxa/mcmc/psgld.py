@@ -4,7 +4,7 @@
     θ ← θ − η (G ∇Û − TΓ) + √(2ηTG) ε,    Γ_i = ∂G_i/∂θ_i
 
 Li, Chen, Carlson & Carin (2016): RMSprop's step sizes, one per weight, with matching noise. The
-dynamics keep the posterior only with Γ, the drift of the preconditioner, which the paper drops in
+posterior is stationary only with Γ, the drift of the preconditioner, which the paper drops in
 practice because it is of order 1 − α:
 
     Γ_i = −(1 − α) G_i² ḡ_i h_i / √V_i,    h_i = ∂ḡ_i/∂θ_i.
@@ -13,22 +13,22 @@ practice because it is of order 1 − α:
 afterwards: SGLD with a diagonal preconditioner, and no bias but that of η. "none" is the paper's
 practical algorithm. "gamma" adds Γ, with h from one Hutchinson probe z ∈ {±1},
 h ≈ z ⊙ (ḡ(θ + δz) − ḡ(θ − δz)) / 2δ: two more gradients per step. The slope of G is valid only
-locally: where G would change by more than itself within the noise √(2ηTG), as at a
-mode, before V has seen anything else, Γ is held at |Γ| ≤ G/√(2ηTG), and moves θ by at most half the
-noise. A small step never meets that bound.
+locally. G may change by more than itself within the noise √(2ηTG), for example at a mode, if V
+contains gradients at the mode only. So Γ is limited to |Γ| ≤ G/√(2ηTG), and moves θ by at most
+half the noise. Small steps never reach that limit.
 
-V is a running average, no function of θ alone, so that "none" and "gamma" keep a bias, the larger
-the smaller the step: where the chain moves more slowly than V forgets, V follows θ. On a Gaussian
-of curvature c with full batches "none" has, beside the bias of SGLD, the variance
+V is a running average, and not a function of θ alone, so "none" and "gamma" have a bias, which
+grows as the step size falls: if the chain moves more slowly than V forgets, V follows θ. On a
+Gaussian of curvature c with full batches, "none" has, besides the bias of SGLD, the variance
 
     1 + κ/(1 + 2x)  times  T/c,    x = ηGc/(1 − α),   κ = E|ḡ| / (λ + E|ḡ|),   E|ḡ| = √(2cT/π)/n:
 
-E[G(θ²c/T − 1)] = 0, and the covariance of V/E[V] with θ²c/T is 2/(1 + 2x). That is first order in
-the fluctuations of V, good to a fifth of the excess; it is exact as x → 0, where p/G is sampled and
-the variance up to twice too large. Γ takes (1 − α)κ off it. Where the noise of mini-batches
-dominates V the bias is less.
+because E[G(θ²c/T − 1)] = 0, and the covariance of V/E[V] with θ²c/T is 2/(1 + 2x). This is first
+order in the fluctuations of V, and accurate to a fifth of the excess. It is exact as x → 0, where
+p/G is sampled and the variance is up to twice too large. Γ subtracts (1 − α)κ from it. The bias is
+smaller if the noise of mini-batches dominates V.
 
-Use it where weights have very different scales.
+Use it if weights have very different scales.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class PSGLD(StochasticGradient):
     def _gamma(
         self, run: Run, state: State, batch: Batch, clock: Clock, scale: Tensor, mean: Tensor
     ) -> Tensor:
-        """Γ, with the curvature along one random sign vector."""
+        """Γ, with the curvature from one random vector of signs."""
         theta = state["theta"]
         signs = torch.where(clock.uniform(theta.shape[1]) > 0.5, 1.0, -1.0).to(theta.dtype)
         width = torch.finfo(theta.dtype).eps ** (1 / 3)
@@ -145,5 +145,5 @@ class PSGLD(StochasticGradient):
 
 
 def _root(state: State) -> Tensor:
-    """√V; V is divided by the weights it has seen, so that it does not start too small."""
+    """√V, with V divided by the sum of its weights, so that it does not start too small."""
     return torch.sqrt(state["square"] / state["weight"])

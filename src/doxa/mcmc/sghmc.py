@@ -12,10 +12,11 @@ with independent gradient noise of variance C the variance of θ is
 
     (1 + (ηC/2T − β̂)/α) / (1 − ηλ / (4 − 2α))   times   T/λ:
 
-friction costs no bias of its own, small friction lets mini-batch noise heat the chain. With β̂ = 0
-batches are those of shuffled epochs, which heat it less; with β̂ > 0 they are drawn independently,
-because what shuffled ones bring depends on λ, and no β̂ would be right for all weights. Use it
-instead of `SGLD` where curvatures differ: momentum crosses flat directions √(1/ηλ) times faster.
+Friction alone causes no bias. With small friction, the noise of mini-batches increases the
+variance. With β̂ = 0, batches are those of shuffled epochs, whose noise adds less. With β̂ > 0,
+batches are drawn independently, because the noise of shuffled batches depends on λ, and no β̂ would
+be right for all weights. Use it instead of `SGLD` if curvatures differ: momentum crosses flat
+directions √(1/ηλ) times faster.
 """
 
 from __future__ import annotations
@@ -66,13 +67,14 @@ class SGHMC(StochasticGradient):
         super().__post_init__()
         if self.gradient_noise >= self.friction:
             raise MethodError(
-                f"gradient_noise={self.gradient_noise!r} must lie in [0, friction): what is left "
-                "of the friction has its noise added"
+                f"gradient_noise={self.gradient_noise!r} must lie in [0, friction): noise is added "
+                "for the rest of the friction"
             )
 
     @property
     def rows(self) -> str:
-        """β̂ stands for noise that does not remember; in shuffled epochs it would be too much."""
+        """β̂ assumes independent noise. In shuffled epochs the noise is smaller, and β̂ too
+        large."""
         return "independent" if self.gradient_noise else "mini"
 
     def memory(self, run: Run, theta: Tensor) -> State:

@@ -3,19 +3,20 @@
     θ ← θ − η_t ∇Û(θ) + √(2 η_t T) ε,   ε ~ N(0, I)
     η_t = a (b + t)^−γ,   ½ < γ ≤ 1,   so that Σ η_t = ∞ and Σ η_t² < ∞
 
-Welling & Teh (2011). The rate must fall slowly enough to reach everywhere (Σ η = ∞) and fast
-enough that the missing Metropolis step, and the noise of the mini-batches, no longer matter
-(Σ η² < ∞). With η constant (`decay=0`) a bias stays: on a quadratic potential of curvature λ with
-gradient noise of variance C the variance is
+Welling & Teh (2011). The step size must fall slowly enough that the chain can reach every point
+(Σ η = ∞). It must fall fast enough that the missing Metropolis step and the noise of mini-batches
+no longer matter (Σ η² < ∞). With a constant η (`decay=0`) there is a bias: on a quadratic potential
+of curvature λ with gradient noise of variance C the variance is
 
     (1 + rηC / 2T) / (1 − ηλ/2)   times   T/λ,
 
-r = 1 for independent batches, and less in the shuffled epochs that are used: with x = ηλn/B,
-r = 1 − 2/x + 2(1 − e⁻ˣ)/x² ≈ x/3 where an epoch is short beside the chain's memory.
+where r = 1 for independent batches. For the shuffled epochs that are used here, r is smaller: with
+x = ηλn/B, it is r = 1 − 2/x + 2(1 − e⁻ˣ)/x², or about x/3 if an epoch is short compared with the
+chain's memory.
 
-Use it as the plainest sampler for large data. It mixes slowly where curvatures differ widely:
-`PSGLD` and `SGHMC` are better there. Draws are averaged equally, also under a falling rate, where
-the paper weights them by η_t.
+Use it as the simplest sampler for large data. It mixes slowly if curvatures differ widely; `PSGLD`
+and `SGHMC` are then better. All draws have the same weight, also with a falling step size, for
+which the paper weights them by η_t.
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
-"""What samplers on mini-batches share: the noisy gradient, the step size, the posterior.
+"""Shared by samplers on mini-batches: the stochastic gradient, the step size and the posterior.
 
     Û(θ) = −(n/B) Σ_batch log p(y_i | θ) − log p(θ)
 
 is the full-data potential, estimated on a batch, and a step size η multiplies its gradient. With
-`step_size=None` it is the rate of `fit` over n, which moves the weights exactly as stochastic
-gradient descent on the mean loss does at that rate: one number serves small and large data sets
-alike.
+`step_size=None`, η is the learning rate of `fit` over n. It then moves the weights as stochastic
+gradient descent on the mean loss does at that rate, so one number suits small and large data sets.
 
-A method of this family implements how θ moves (`move`), and perhaps at which rates; its file is
-otherwise its settings. Dropout is off. BatchNorm is in training mode with running statistics of
-each chain's own, which all draws of that chain share.
+A method of this family implements how θ moves (`move`), and may override the step sizes; its file
+contains its settings besides. Dropout is off. BatchNorm is in training mode. Each chain has running
+statistics, which all its draws share.
 """
 
 from __future__ import annotations
@@ -46,8 +45,8 @@ Move = Callable[[Run, State, Tensor, Clock], State]
 
 
 class StochasticGradient(Method):
-    """A chain driven by mini-batch gradients of the log joint. Subclasses are the methods: they
-    have the fields `draws`, `burn_in` and `thin`, or stages of their own."""
+    """A chain driven by mini-batch gradients of the log joint, the base of the methods. Subclasses
+    have the fields `draws`, `burn_in` and `thin`, or define their own stages."""
 
     draws: int
     burn_in: int
@@ -60,7 +59,7 @@ class StochasticGradient(Method):
 
     @property
     def rows(self) -> str:
-        """Where a step's rows come from: shuffled epochs, whose noise cancels within each."""
+        """The source of a step's rows: shuffled epochs, in which noise cancels within an epoch."""
         return "mini"
 
     @property
@@ -74,15 +73,16 @@ class StochasticGradient(Method):
         return {**state, **self.memory(run, state["theta"])}
 
     def memory(self, run: Run, theta: Tensor) -> State:
-        """What the method carries besides θ."""
+        """The entries of the state besides θ."""
         return {}
 
     @abstractmethod
     def move(self, run: Run, state: State, grad: Tensor, clock: Clock) -> State:
-        """The entries of the state that change; `grad` is −∇Û, [M, P]."""
+        """The new values of the entries that change; `grad` is −∇Û, [M, P]."""
 
     def stages(self, run: Run) -> Iterable[Stage]:
-        """Burn-in, then draws; before them the maximum, where some weights are points."""
+        """Burn-in, then draws. If some weights are point estimates, their maximum is found
+        before."""
         yield from self.maximum(run)
         sampled = self.draws * self.thin
         sizes = self.sizes(run, self.burn_in + sampled)
@@ -95,16 +95,16 @@ class StochasticGradient(Method):
         yield Stage("sample", step, sampled, self.rows, keep=self.thin, rates=cut(after))
 
     def maximum(self, run: Run) -> Iterable[Stage]:
-        """Weights outside the subset are a point estimate, found first."""
+        """The stages that find the point estimate of the weights outside the subset."""
         if run.free is not None:
             yield optimise(log_joint, run.steps, name="maximum")
 
     def sizes(self, run: Run, steps: int) -> Tensor | None:
-        """The step sizes η_t, where they change: what `clock.rate` is."""
+        """The step sizes η_t, if they change; they become `clock.rate`."""
         return None
 
     def step_of(self, run: Run, move: Move | None = None, burning: bool = False) -> Step:
-        """The step of a stage that moves by `move`, in burn-in or after it."""
+        """The step function of a stage that moves θ by `move`, in burn-in or after it."""
         advance = move or self.move
 
         def step(run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
@@ -129,39 +129,42 @@ class StochasticGradient(Method):
         return posterior
 
     def acceptance(self, state: State) -> float:
-        """The smallest of the chains' rates of acceptance."""
+        """The smallest acceptance rate of the chains."""
         return 1.0
 
 
 def stochastic_gradient(
     run: Run, state: State, batch: Batch, clock: Clock
 ) -> tuple[Tensor, Tensor, State]:
-    """−Û [M], −∇Û [M, P] where weights are sampled, and the BatchNorm statistics that changed."""
+    """−Û [M], −∇Û [M, P] with respect to the sampled weights, and the changed BatchNorm
+    statistics."""
     value, grads, changed = run.value_and_grad(potential, state, batch, clock)
     grad = grads["theta"]
     return value, grad if run.free is None else grad * run.free, changed
 
 
 def held(run: Run, moved: Tensor, before: Tensor) -> Tensor:
-    """Weights that are not sampled stay where they were."""
+    """The moved weights, with those that are not sampled at their values `before`."""
     return moved if run.free is None else torch.where(run.free > 0, moved, before)
 
 
 def report(run: Run, value: Tensor) -> Info:
-    """For people: the loss as optimisers count it, or the log density where there is no data."""
+    """The statistic for progress and history: the mean loss, or the log density if there is no
+    data."""
     bare = not run.data.has_rows
     return {"log_density": value} if bare else {"loss": value * run.per_example}
 
 
 def step_size(run: Run, method: Method) -> Number:
-    """η, which multiplies ∇Û: the method's `step_size`, or the rate of `fit` over n."""
+    """η, which multiplies ∇Û: the method's `step_size`, or the learning rate of `fit` over n."""
     if "step_size" in run.hyper or method.settings().get("step_size") is not None:
         return run.setting(method, "step_size")
     return run.over_n(run.settings.rate)
 
 
 def rates(run: Run, method: Method, shape: Tensor) -> Tensor:
-    """η of each step of a stage, `shape` [steps] times the method's: [steps] or [steps, M, 1]."""
+    """η of each step of a stage, which is `shape` [steps] times the method's η: [steps], or
+    [steps, M, 1]."""
     size = step_size(run, method)
     shape = shape.to(run.device)
     if isinstance(size, Tensor):

@@ -1,10 +1,10 @@
-"""The protocol of all methods, the declaration of their settings, and the checks of keywords.
+"""The protocol of all methods: `Method`, the rules of its settings, and the memory of a fit.
 
-A method is a frozen dataclass of hyper-parameters. It defines the problem (`prepare`), the initial
-state (`init`), the `Stage`s, and the posterior (`finish`). The step of a stage advances all members
-at once.
+**Methods.** A method is a frozen dataclass of hyper-parameters. It defines the problem (`prepare`),
+the initial state (`init`), the `Stage`s, and the posterior (`finish`). The step of a stage advances
+all members at once.
 
-Each field of a method is declared together with its allowed values:
+**Settings.** Each field of a method is declared together with its allowed values:
 
     draws: int = whole(100, least=1)
     step: float | None = positive(None, per_run=True)
@@ -17,8 +17,8 @@ default of None allows None, which means a value chosen by `fit` or from the dat
 `per_run=True`, a grid of runs may vary the field; its values are then [M], one per member.
 Conditions that involve two fields are checked by the method itself.
 
-A setting that was renamed keeps its old name for one version. The class declares it, and may
-declare old values of a setting:
+**Renames.** A setting that was renamed keeps its old name for one version. The class declares it,
+and may declare old values of a setting:
 
     renamed = {"polish": "newton_steps"}
     renamed_values = {"link": {"odds": "log-odds"}}
@@ -26,20 +26,19 @@ declare old values of a setting:
 `Method.current_settings` translates both, wherever settings are given: in the constructor, a grid,
 the command line and saved files. It warns, except for files. Reading an old attribute warns too.
 
-Settings of one method belong to its class, `doxa.HMC(draws=10)`. Settings of all fits are keywords
-of `fit`, `doxa.fit(..., members=4)`. For an unknown keyword, the error names the place where it
-belongs, or a similar name (`keywords`, `check_settings`).
+**Keywords.** Settings of one method belong to its class, `doxa.HMC(draws=10)`. Settings of all fits
+are keywords of `fit`, `doxa.fit(..., members=4)`. For an unknown keyword, the error names the place
+where it belongs, or a similar name (`keywords`, `check_settings`).
 
-`in_half` checks whether a fit may use half precision: methods that follow stochastic gradients may,
-and methods that need exact values may not.
+**Memory.** `fit` compares the method's `planned_bytes` for the `Workload` with the available
+memory, before anything of the size of all members is allocated. If the estimate is larger, it
+raises an error with the figure (`check_planned`). The estimate counts memory that grows with
+members and weights, or with rows if a method stores a matrix of them. It does not count the
+activations of a batch, nor Python and torch themselves. It only decides whether a fit starts; it
+does not change the result.
 
-An estimate of the memory of a fit, before it is allocated.
-
-`fit` compares the method's `planned_bytes` for the `Workload` with the available memory, and raises
-an error with the figure if it is larger. At that time, nothing of the size of all members has been
-allocated. The estimate counts memory that grows with members and weights, or with rows if a method
-stores a matrix of them. It does not count the activations of a batch, nor Python and torch
-themselves. The estimate only decides whether a fit starts; it does not change the result.
+**Precision.** `in_half` checks whether a fit may use half precision: methods that follow stochastic
+gradients may, and methods that need exact values may not.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
-from doxa.data import Ask, Batch, Data, Feed, NoData, NoRows, Pass, batch_rows, source
+from doxa.data import Batch, BatchRequest, Data, Feed, NoData, NoRows, Pass, batch_rows, source
 from doxa.engine import Engine
 from doxa.errors import MethodError
 from doxa.likelihoods import Likelihood
@@ -330,8 +330,9 @@ class Run:
         """Batches for a stage with this number of steps: see `doxa.data.batches`."""
         if isinstance(self.data, NoData):
             return NoRows(self.size, self.device, self.dtype)
-        ask = Ask(self.data, self.split_of, self.keys, self.settings.batch_size, stage, steps)
-        return source(rows).open(ask)
+        size = self.settings.batch_size
+        request = BatchRequest(self.data, self.split_of, self.keys, size, stage, steps)
+        return source(rows).open(request)
 
     def all_rows(self) -> Batch:
         """Every row as one batch."""

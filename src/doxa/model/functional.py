@@ -62,7 +62,7 @@ class Functional:
         return functional_call(self.net, {**self.fixed, **params}, args)
 
     def given(self) -> Tensor:
-        """The module's own values, flat [P]."""
+        """The module's current values, flat [P]."""
         return self.layout.flatten({n: p.detach() for n, p in self.net.named_parameters()})
 
     def fresh(self, starts: Sequence[Start]) -> Tensor:

@@ -223,7 +223,7 @@ class Applied(NamedTuple):
 
 
 class Model:
-    """A network with a likelihood and a prior: the model before seeing data.
+    """A network with a likelihood and a prior, before it is fitted to data.
 
     Parameters
     ----------
@@ -243,6 +243,16 @@ class Model:
     output : str or tuple of str, default None
         The name of the output for the likelihood, if the network returns a dict or a dataclass; a
         tuple of names for several heads. None means "logits", or the only tensor.
+
+    Examples
+    --------
+    >>> import torch, doxa
+    >>> net = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    >>> model = doxa.Model(net, "gaussian", prior=doxa.Normal(0.5), subset="last_layer")
+    >>> x, y = torch.randn(20, 2), torch.randn(20)
+    >>> posterior = doxa.fit(model, (x, y), "map", steps=5)
+    >>> posterior.predict(x).mean.shape
+    torch.Size([20])
     """
 
     def __init__(

@@ -99,7 +99,7 @@ class Plan:
     @classmethod
     def of(cls, net: nn.Module) -> Plan | None:
         if isinstance(net, torch.jit.ScriptModule | MethodLayer):
-            return None  # such a layer would be traced into, and its terms would be proxies
+            return None  # the trace would enter such a layer, and its terms would be proxies
         if any(m._forward_hooks or m._forward_pre_hooks for m in net.modules()):
             return None  # a replay would not run them
         if any("forward" in vars(m) for m in net.modules()):

@@ -7,7 +7,7 @@ in batch ensembles, many such layers share one W. With K components, r and s are
 row i uses component i mod K: one product with W computes all components. In rank-1 Bayesian
 networks, r and s are Gaussian, with means and standard deviations as parameters of the layer: a
 draw per row costs no more than one draw for all rows. All positions of a row share the draw. If
-rows are not the first axis of a layer's input (positions are folded into rows), there is one draw
+rows are not the first axis of a layer's input (because positions are rows of it), there is one draw
 for all rows.
 """
 
@@ -108,7 +108,7 @@ class RankOne(MethodLayer):
 
 
 class RankOneLinear(RankOne):
-    """The same with a form for all members at once."""
+    """A linear layer with the factors r and s, with a form for all members at once."""
 
     def stacked_factor(self, name: str, slots: Slots, middle: int) -> Value:
         """r or s of all members, and whether it has the member axis; `middle` is the number of row
@@ -205,7 +205,7 @@ class NormalRankOne(RankOne):
 
 
 class NormalRankOneLinear(NormalRankOne, RankOneLinear):
-    """The same with a form for all members at once."""
+    """A linear layer with Gaussian factors, with a form for all members at once."""
 
     def stacked_factor(self, name: str, slots: Slots, middle: int) -> Value:
         mean, eps = super().stacked_factor(name, slots, middle), slots.take("eps")

@@ -131,7 +131,7 @@ class Local(Spread):
 
 
 class LocalLinear(Local):
-    """The same with a form for all members at once."""
+    """A linear layer with noise on the output, with a form for all members at once."""
 
     inner = nn.Linear
 
@@ -146,7 +146,7 @@ class LocalLinear(Local):
 
 
 class Flipout(Spread):
-    """One difference of the weights for all rows, under each row's own signs."""
+    """One difference of the weights for all rows, multiplied by signs per row."""
 
     row_noise = "uniform"
     uniform: Tensor | None
@@ -165,7 +165,7 @@ class Flipout(Spread):
 
 
 class FlipoutLinear(Flipout):
-    """The same with a form for all members at once."""
+    """A linear layer with flipout, with a form for all members at once."""
 
     inner = nn.Linear
 

@@ -2,9 +2,9 @@
 
     r_j = Σ_{i in C} attention(x_j, x_i) v(x_i, y_i, C),  z ~ q(z | C),  y_j ~ N(μ(x_j, r_j, z), σ²)
 
-Kim, Mnih, Schwarz, Garnelo, Eslami, Rosenbaum, Vinyals & Teh (2019), "Attentive neural processes":
-self-attention among the context in both paths, multi-head cross-attention in the deterministic one.
-The cost is that of attention, |C|·(|C| + targets). The bounds are in `doxa.neural.np`.
+Kim, Mnih, Schwarz, Garnelo, Eslami, Rosenbaum, Vinyals & Teh (2019), "Attentive neural processes".
+Both paths have self-attention among the points of the context; the deterministic path has
+multi-head cross-attention. Attention costs |C|·(|C| + targets). The bounds are in `doxa.neural.np`.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class AttentiveNP(Latent):
     Parameters
     ----------
     width: hidden units of every layer, numbers of the code and of z.
-    depth: layers of the encoders before attention, plus two; the decoder has one less.
+    depth: layers of the encoders before attention, plus two; the decoder has one layer less.
     min_std: the least standard deviation of the noise, in fitted units.
     bound: "multi-sample" (importance-weighted), or the "elbo".
-    samples: draws of z a task and step.
-    reconstruct: the context's points count in the bound, too.
-    heads: of attention; they divide the width.
+    samples: draws of z per task and step.
+    reconstruct: whether the bound also counts the points of the context.
+    heads: number of attention heads; it divides the width.
     """
 
     name: ClassVar[str] = "anp"

@@ -1,11 +1,11 @@
-"""Shared by all neural processes: a network that is trained on tasks to predict some points of a
-task from others.
+"""Shared by all neural processes: training on tasks, to predict some points of a task from others.
 
     maximise  E_tasks (1/T) Σ_{j in T} log N(y_j; μ(x_j, C), σ(x_j, C)²),  σ = min_std + softplus(s)
 
-C is the context, drawn anew at every step (`doxa.data.tasks`), T the targets (with `reconstruct`,
-all points): the loss is per point, for a task of any size. Weights are point estimates, without a
-prior; `members` are networks trained from different initial weights.
+C is the context, drawn again at every step (`doxa.data.tasks`). T are the targets; with
+`reconstruct`, they are all points. The loss is per point, so it does not depend on the size of a
+task. Weights are point estimates without a prior; `members` are networks trained from different
+initial weights.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from doxa.noise import drawing
 
 
 class Amortised(Method):
-    """A network from a context to predictions. A subclass has `network`, and fields `width`,
-    `depth` and `min_std`; it overrides how its network is called in training if that is special."""
+    """A network from a context to predictions. A subclass has `network` and the fields `width`,
+    `depth` and `min_std`. It overrides how its network is called in training, if need be."""
 
     default_steps: ClassVar[int] = 10_000
     default_rate: ClassVar[float] = 5e-4
@@ -37,7 +37,7 @@ class Amortised(Method):
     renamed: ClassVar[Mapping[str, str]] = {"floor": "min_std"}
     regression_only: ClassVar[bool] = True
     modules_stack: ClassVar[bool] = True
-    latent: ClassVar[bool] = False  # whether it draws functions
+    latent: ClassVar[bool] = False  # whether it draws functions by a latent variable
     min_std: float
 
     @abstractmethod
@@ -45,8 +45,8 @@ class Amortised(Method):
         """From a task to [B, targets, 2·outputs]: means, then s."""
 
     def fixed(self, low: Tensor, high: Tensor) -> tuple[Any, ...]:
-        """Numbers that the network is called with besides tensors, given what a task spans in x,
-        [..., D] each."""
+        """Arguments of the network that are not tensors, from the range of a task in x, [..., D]
+        each."""
         return ()
 
     @property
@@ -61,7 +61,7 @@ class Amortised(Method):
                 f"{self.name} learns from tasks: pass doxa.data.Tasks([(x, y), ...]), or a "
                 "doxa.data.TaskSampler; on the command line, --task COLUMN"
             )
-        with drawing("network"):  # what torch draws for it is not kept
+        with drawing("network"):  # torch's default generator does not move
             net = self.network(problem.inputs["target_x"][-1], problem.targets[-1])
         return problem.add_modules(net=net)
 
@@ -89,7 +89,7 @@ class Amortised(Method):
     def bound_of(
         self, run: Run, params: State, batch: Batch, clock: Clock | None, fixed: tuple[Any, ...]
     ) -> Tensor:
-        """The objective of each task, [M, B]; without a clock, what early stopping watches."""
+        """The objective of each task, [M, B]; without a clock, the score for early stopping."""
         f = self.called(run, params, batch, *fixed)
         if clock is None:
             return self.at_points(f, batch)
@@ -101,14 +101,15 @@ class Amortised(Method):
         return False
 
     def counted(self, batch: Batch) -> Tensor:
-        """Which points count in training: the targets, and the context's where `reconstruct`."""
+        """The points that count in training: the targets, and with `reconstruct` those of the
+        context."""
         assert batch.points is not None
         if self.settings().get("reconstruct", False):
             return batch.x["context"] + batch.points
         return batch.points
 
     def called(self, run: Run, params: State, batch: Batch, *more: Any) -> Any:
-        """The network at a batch; tensors in `more` have the member axis."""
+        """The outputs of the network for a batch; tensors in `more` have the member axis."""
         own = None if batch.shared else 0
         dims = (own, *(0 if isinstance(value, Tensor) else None for value in more))
         return run.call("net", params, as_task(batch), *more, dims=dims)
@@ -145,5 +146,5 @@ def as_task(batch: Batch) -> dict[str, Tensor]:
 
 
 def members_axis(t: Tensor, batch: Batch) -> Tensor:
-    """[M, B, ...], also where all members see the same rows."""
+    """[M, B, ...], also if all members have the same rows."""
     return t.expand(len(batch.scale), *t.shape) if batch.shared else t

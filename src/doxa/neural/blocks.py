@@ -14,12 +14,12 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-# What a network is given: context_x, context_y, context (its mask), target_x, targets (its mask).
+# Inputs of a network: context_x, context_y, context (its mask), target_x, targets (its mask).
 Task = Mapping[str, Tensor]
 
 
 def mlp(inputs: int, width: int, outputs: int, depth: int) -> nn.Sequential:
-    """`depth` linear layers, ReLU between them."""
+    """`depth` linear layers with ReLU between them."""
     sizes = [inputs, *[width] * (depth - 1), outputs]
     layers: list[nn.Module] = []
     for i, o in pairwise(sizes):
@@ -36,7 +36,7 @@ class Attention(nn.Module):
     2017):  h = norm(q + Σ_j softmax_j(q·k_j / √d) v_j),   norm(h + feed(h)).
 
     forward: queries [..., Q, W], keys and values [..., K, W], allowed [..., Q or 1, K]: 1 where a
-    query sees a key. Every query must see one.
+    query may attend to a key. Every query needs at least one key.
     """
 
     def __init__(self, width: int, heads: int, hidden: int) -> None:
@@ -66,7 +66,7 @@ class Attention(nn.Module):
 class Pooled(nn.Module):
     """A set as one vector:  r = ρ(mean_i φ(x_i, y_i)), [..., outputs] (Zaheer et al., 2017).
 
-    heads: above 0, the points attend to each other before the mean.
+    heads: if above 0, the points attend to each other before the mean.
     """
 
     def __init__(self, inputs: int, width: int, outputs: int, depth: int, heads: int = 0) -> None:
@@ -101,12 +101,12 @@ class Attended(nn.Module):
 
 
 def at_targets(code: Tensor, target_x: Tensor) -> Tensor:
-    """One vector a set, [..., C], beside every target, [..., N, C]."""
+    """One vector per set, [..., C], repeated for every target, [..., N, C]."""
     return code.unsqueeze(-2).expand(*code.shape[:-1], target_x.shape[-2], -1)
 
 
 def spanned(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """The least and the largest x of each set, [..., D]."""
+    """The smallest and the largest x of each set, [..., D]."""
     real = mask.unsqueeze(-1) > 0
     low = x.masked_fill(~real, float("inf")).amin(-2)
     return low, x.masked_fill(~real, float("-inf")).amax(-2)

@@ -4,10 +4,10 @@
     μ_j, s_j = decoder(r, x_j),    y_j ~ N(μ_j, σ_j²)
 
 Garnelo, Rosenbaum, Maddison, Ramalho, Saxton, Shanahan, Teh, Rezende & Eslami (2018), "Conditional
-neural processes"; two encoders, as many as `np` has, as Nguyen & Grover (2022) compare the two.
+neural processes". It has two encoders like `np`, as in the comparison of Nguyen & Grover (2022).
 Points are predicted separately given the context: each has a mean and a standard deviation, and
 there are no draws of whole functions. The mean over the context underfits; `anp` and `tnp` attend
-to each of its points.
+to each point of the context.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class CNP(Amortised):
     Parameters
     ----------
     width: hidden units of every layer, and numbers of the code of each of two encoders.
-    depth: layers of the encoders; the decoder has one less.
+    depth: layers of the encoders; the decoder has one layer less.
     min_std: the least standard deviation of the noise, in fitted units.
-    reconstruct: the context's points are predicted in training, too, as in the paper.
+    reconstruct: whether the points of the context are also predicted in training, as in the paper.
 
     Examples
     --------

@@ -4,10 +4,10 @@
     μ_j, s_j = Σ_t CNN(h)(t) k'(x_j − t),    k, k' Gaussians whose lengthscales are learned
 
 Gordon, Bruinsma, Foong, Requeima, Dubois & Turner (2020), "Convolutional conditional neural
-processes". A context that is shifted by lattice steps gives predictions that are shifted: it
-generalises beyond where it was trained. x has one column (functions) or two (images, as pixels
-with coordinates). The lattice has `density` points per unit of x, in fitted units: for pixels with
-integer coordinates use density=1 and no standardisation of x.
+processes". If a context is shifted by lattice steps, its predictions are shifted as well, so the
+network generalises to inputs outside the range of the training tasks. x has one column (functions)
+or two (images, as pixels with coordinates). The lattice has `density` points per unit of x, in
+fitted units: for pixels with integer coordinates use density=1 and no standardisation of x.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MARGIN = 4  # lattice steps beyond the points, on either side
 
 
 class Smoothing(nn.Module):
-    """k(x − t) = exp(−(x − t)²/2ℓ²), with ℓ learned, from one lattice step on."""
+    """k(x − t) = exp(−(x − t)²/2ℓ²), with a learned ℓ that starts at one lattice step."""
 
     def __init__(self, step: float) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Block(nn.Module):
 
 
 class ConvNet(nn.Module):
-    """Points onto a lattice, a CNN there, and back to points."""
+    """From points to a lattice, a CNN on the lattice, and back to points."""
 
     def __init__(
         self, inputs: int, outputs: int, width: int, layers: int, kernel: int, density: float
@@ -76,7 +76,7 @@ class ConvNet(nn.Module):
         self.head = conv(width, 2 * outputs, 1)
 
     def forward(self, task: Task, *cells: int) -> Tensor:
-        """cells: how many lattice points there are along each column of x."""
+        """The outputs for a task; cells: the number of lattice points along each column of x."""
         x, mask, target_x = task["context_x"], task["context"], task["target_x"]
         low = torch.minimum(spanned(x, mask)[0], spanned(target_x, task["targets"])[0])  # [B, D]
         start = (low * self.density).floor() - _MARGIN
@@ -108,8 +108,9 @@ class ConvCNP(Amortised):
 
     Parameters
     ----------
-    width: channels. layers: residual convolutions. kernel_size: lattice points that each sees, odd.
-    density: lattice points a unit of x, in fitted units.
+    width: channels. layers: residual convolutions.
+    kernel_size: width of each convolution in lattice points, odd.
+    density: lattice points per unit of x, in fitted units.
     min_std: the least standard deviation of the noise, in fitted units.
     """
 
@@ -125,7 +126,7 @@ class ConvCNP(Amortised):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.kernel_size % 2 == 0:
-            raise MethodError(f"kernel_size must be odd, to have a middle, not {self.kernel_size}")
+            raise MethodError(f"kernel_size must be odd, not {self.kernel_size}")
 
     def network(self, inputs: int, outputs: int) -> nn.Module:
         if inputs > 2:

@@ -10,10 +10,10 @@ draws of z is epistemic. The bound, for `np` and `anp`, is
 
     log p(y_T | x_T, C) ≥ E_q[Σ_T log p(y_j | x_j, z, C)] − KL(q ‖ q(z | C)),   q = q(z | C ∪ T)
 
-Garnelo et al. (2018b), equation 9; with K draws, log (1/K) Σ_k w_k, w = p(y_T | z) q(z | C) / q(z |
-C ∪ T), lies between the two (Burda et al., 2016). What is maximised is the bound over the number of
-points it counts. `reconstruct` counts the context's points as well (Kim et al., 2019): better fits
-to the context, and no bound on the targets alone any more.
+Garnelo et al. (2018b), equation 9. With K draws, log (1/K) Σ_k w_k, w = p(y_T | z) q(z | C) / q(z |
+C ∪ T), lies between the two (Burda et al., 2016). The objective is the bound divided by the number
+of points that it counts. `reconstruct` also counts the points of the context (Kim et al., 2019):
+the fit to the context is better, but the objective is not a bound on the targets alone.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ from doxa.neural.blocks import Pooled, Task, at_targets, mlp
 
 
 class Drawn(NamedTuple):
-    """f [B, K, N, 2·O] of K functions; log q(z | C) − log q(z | all) of each, [B, K], and
-    KL(q(z | all) ‖ q(z | C)), [B]: both 0 where z was drawn given the context alone."""
+    """The outputs f [B, K, N, 2·O] of K functions; log q(z | C) − log q(z | all) of each, [B, K];
+    and KL(q(z | all) ‖ q(z | C)), [B]. The last two are 0 if z was drawn given the context alone.
+    """
 
     f: Tensor
     log_ratio: Tensor
@@ -43,7 +44,7 @@ class Drawn(NamedTuple):
 
 
 class LatentNet(nn.Module):
-    """A path of its own to every target (`direct`), a latent path, and a decoder of both.
+    """A deterministic path to each target (`direct`), a latent path, and a decoder of both.
 
     direct: from (x, y, mask, target_x) to [..., N, width].
     """
@@ -56,7 +57,8 @@ class LatentNet(nn.Module):
         self.decoder = mlp(2 * width + inputs, width, 2 * outputs, max(2, depth - 1))
 
     def forward(self, task: Task, eps: Tensor, target_y: Tensor | None = None) -> Drawn:
-        """eps [B, K, L]: standard normals. With target_y, z is drawn given all points."""
+        """The outputs for eps [B, K, L], standard normals. With target_y, z is drawn given all
+        points."""
         context = task["context_x"], task["context_y"], task["context"]
         target_x = task["target_x"]
         if target_y is None:
@@ -142,11 +144,11 @@ class NeuralProcess(Latent):
     Parameters
     ----------
     width: hidden units of every layer, numbers of the code and of z.
-    depth: layers of the encoders; the decoder has one less.
+    depth: layers of the encoders; the decoder has one layer less.
     min_std: the least standard deviation of the noise, in fitted units.
     bound: "multi-sample" (importance-weighted), or the "elbo".
-    samples: draws of z a task and step.
-    reconstruct: the context's points count in the bound, too.
+    samples: draws of z per task and step.
+    reconstruct: whether the bound also counts the points of the context.
     """
 
     name: ClassVar[str] = "np"

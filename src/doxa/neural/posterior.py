@@ -10,7 +10,7 @@ result.
     log p(y_T | x_T, C) = Σ_j log N(y_j; μ(x_j, C, y_<j), σ²)    autoregressive, in the rows' order
     log p(y_T | x_T, C) = log E_z Π_j N(y_j; μ(x_j, C, z), σ²)   latent, over draws of z given C
 
-and for a method that is neither, points are independent given the context. Members are an equal
+For a method that is neither, points are independent given the context. Members are an equal
 mixture.
 """
 
@@ -33,11 +33,11 @@ from doxa.noise import Noise, drawing
 from doxa.posterior import Posterior, register_posterior
 from doxa.predictive import Moments, Predictive
 
-_ROWS = 4096  # targets at a time, where each is predicted by itself
+_ROWS = 4096  # targets per block, if each is predicted by itself
 
 
 def points_scales(scales: Standardisation | None) -> Standardisation:
-    """Of the points of tasks, from those of padded tasks."""
+    """The scales of points of tasks, from the scales of padded tasks."""
     if scales is None or scales.x_loc is None:
         return Standardisation()
     y = (None if v is None else v.reshape(-1) for v in (scales.y_loc, scales.y_scale))
@@ -91,7 +91,7 @@ class NeuralPosterior(Posterior):
 
     @property
     def context(self) -> int:
-        """How many rows the context has."""
+        """The number of rows of the context."""
         return 0 if self.context_x is None else len(self.context_x)
 
     def _reference(self) -> Tensor:
@@ -118,14 +118,14 @@ class NeuralPosterior(Posterior):
         return new
 
     def _scalar_with(self, y: Any) -> bool | tuple[bool, ...]:
-        """Tasks have no shape of their own for y: the first context's is used."""
+        """Tasks have no common shape of y: the shape of the first context is used."""
         if self.context_x is not None:
             return self.scalar_targets
         return self.outputs == 1 and as_tensor(y, "y").ndim == 1
 
     def _predict(self, x: Any, n: int | None, seed: int | None, keep: str) -> Predictive:
-        """Each row by itself given the context: a Gaussian a member, or of np and anp a mixture
-        over n functions (100)."""
+        """Each row by itself given the context: one Gaussian per member, or for np and anp a
+        mixture over n functions (100 by default)."""
         seed = self.sampling(n, seed, keep)
         task, n = self._task(x), 100 if n is None else n
         if keep == "samples" or len(task["context"]) > 1:
@@ -139,7 +139,7 @@ class NeuralPosterior(Posterior):
 
     def _draw_functions(self, x: Any, n: int, seed: int | None) -> Tensor:
         """Draws of whole functions at x, [n, N, outputs], in units of y: by the latent variable,
-        or point by point of an autoregressive tnp; else the members' means in turn."""
+        point by point for an autoregressive tnp, or else the means of the members in turn."""
         seed = self.sampling(n, seed, "samples")
         if self.method.autoregressive:
             return drawn_in_turn(self, x, n, seed)
@@ -149,12 +149,30 @@ class NeuralPosterior(Posterior):
         return torch.cat([f[k].expand(c, *f.shape[1:]) for k, c in enumerate(self.split(n))])
 
     def joint_log_prob(self, x: Any, y: Any, n: int = 100, seed: int | None = None) -> Tensor:
-        """log p of all rows together given the context, [1]; of tasks in a dict, of all targets of
-        each, [tasks]. Of np and anp over n functions."""
+        """The joint log density of targets given the context.
+
+        Parameters
+        ----------
+        x : array-like or dict
+            Rows of one task, or a dict of padded tasks.
+        y : array-like
+            The targets of all rows.
+        n : int, optional
+            The number of functions for np and anp.
+        seed : int
+            The random seed of these functions.
+
+        Returns
+        -------
+        Tensor
+            log p of all rows together, [1]; for a dict of tasks, of all targets of each task,
+            [tasks].
+        """
         return joint_log_prob(self, x, y, n, self.sampling(n, seed, "samples"))
 
     def _task(self, x: Any) -> dict[str, Tensor]:
-        """What the network is given: one task, or the tasks that x holds; masks count points."""
+        """The inputs of the network: one task, or the tasks in x. Masks mark the points that
+        count."""
         if isinstance(x, dict):
             return self._given(x)
         x = self._column(self.check_inputs(x)).unsqueeze(0)  # [1, T, D]
@@ -187,11 +205,11 @@ class NeuralPosterior(Posterior):
         return {name: cast(value, self.device, self.dtype) for name, value in given.items()}
 
     def _outputs(self, task: dict[str, Tensor], n: int, seed: int) -> Tensor:
-        """[S, tasks·targets, 2·outputs]: of each function drawn, or of each member."""
+        """The outputs [S, tasks·targets, 2·outputs] for each drawn function, or for each member."""
         return torch.cat(list(self._blocks(task, n, seed)), 2).flatten(1, 2)
 
     def _blocks(self, task: dict[str, Tensor], n: int, seed: int) -> Iterator[Tensor]:
-        """The same for some targets at a time, [S, tasks, targets, 2·outputs]."""
+        """The same in blocks of targets, [S, tasks, targets, 2·outputs]."""
         fixed = self._fixed(task)
         if not self.method.latent:
             yield from (self._call(part, *fixed) for part in self._tiles(task, not fixed))
@@ -203,7 +221,7 @@ class NeuralPosterior(Posterior):
             yield torch.cat([f[k, :c] for k, c in enumerate(counts)])
 
     def _latent_noise(self, counts: Sequence[int], seed: int, tasks: int) -> Tensor:
-        """[K, tasks, S, L], the same for every task: draw i is the same function everywhere."""
+        """[K, tasks, S, L], the same for every task: draw i is the same function in all tasks."""
         most, size = max(counts), self.method.width
         keys = [f"{i}/{j}" for i in self.ids for j in range(most)]
         noise = Noise(seed, "latent", keys, self.device, self.dtype).normal((size,))
@@ -215,7 +233,7 @@ class NeuralPosterior(Posterior):
         return tuple(self.method.fixed(*spanned(both, mask)))
 
     def _tiles(self, task: dict[str, Tensor], apart: bool = True) -> list[dict[str, Tensor]]:
-        """Some targets at a time, where each is predicted by itself."""
+        """Blocks of targets, if each target is predicted by itself."""
         rows = task["target_x"].shape[-2]
         step = max(1, _ROWS // len(task["context"])) if apart else rows
         return [
@@ -225,7 +243,7 @@ class NeuralPosterior(Posterior):
         ]  # fmt: skip
 
     def _call(self, task: Task, *more: Any) -> Any:
-        """The networks of all members at a task that they share; tensors have a member axis."""
+        """The outputs of all members' networks for a shared task; tensors have a member axis."""
         dims = (None, *(0 if isinstance(value, Tensor) else None for value in more))
         with torch.no_grad():
             return Engine("stack").call(self.net, self.weights, task, *more, dims=dims)
@@ -253,15 +271,15 @@ class NeuralPosterior(Posterior):
         small = made_small(make, weights.numel())
         if weights.ndim != 2 or small.layout.size != weights.shape[1]:
             raise StoreError(f"weights are {list(weights.shape)}, not of {small.layout.size}")
-        with drawing("network"):  # what torch draws for it is not kept
+        with drawing("network"):  # torch's default generator does not move
             net = make()
         moved = net.to(weights.device, weights.dtype)
         return cls(**common, net=moved, weights=weights, **own, **extra)
 
 
 def joint_log_prob(posterior: NeuralPosterior, x: Any, y: Any, n: int, seed: int) -> Tensor:
-    """log p of all targets of a task together, [tasks]: y [N, outputs] at rows x, or
-    [tasks, N, outputs] of tasks given as a dict."""
+    """log p of all targets of a task together, [tasks]: y is [N, outputs] at rows x, or
+    [tasks, N, outputs] for tasks given as a dict."""
     task = posterior._task(x)
     y = as_tensor(y, "y")
     check_finite(y, "y")
@@ -283,16 +301,16 @@ def joint_log_prob(posterior: NeuralPosterior, x: Any, y: Any, n: int, seed: int
 def in_order(
     posterior: NeuralPosterior, task: dict[str, Tensor], y: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """What an autoregressive network is given besides a task: y, and each target's place in the
-    order of the rows, both for every member."""
+    """The additional inputs of an autoregressive network: y, and the position of each target in the
+    order of the rows, both with a member axis."""
     shape = (posterior.members, *task["target_x"].shape[:-1])
     rank = torch.arange(shape[-1], device=posterior.device, dtype=posterior.dtype)
     return y.expand(*shape, -1), rank.expand(shape)
 
 
 def drawn_in_turn(posterior: NeuralPosterior, x: Any, n: int, seed: int) -> Tensor:
-    """Draws by the chain rule: y_1, then y_2 given it…; [n, N, outputs]. Draws lie on the axis
-    of tasks."""
+    """Draws by the chain rule: y_1, then y_2 given y_1, and so on; [n, N, outputs]. The draws use
+    the axis of tasks."""
     task = posterior._task(x)
     if len(task["context"]) != 1:
         raise Unavailable("an autoregressive tnp draws functions of one task at a time")

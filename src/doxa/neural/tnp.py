@@ -1,13 +1,13 @@
 """The transformer neural process: context and targets are tokens.
 
-    tokens (x_i, y_i) of the context, (x_j, 0) of the targets; every token sees the context
-    autoregressive: also tokens (x_j, y_j) of the targets, of which target j sees those before it:
+    tokens (x_i, y_i) of the context, (x_j, 0) of the targets; every token attends to the context
+    autoregressive: also tokens (x_j, y_j) of the targets; target j attends to those before it:
     log p(y_T | x_T, C) = Σ_j log N(y_j; μ(x_j, C, y_<j), σ²)
 
 Nguyen & Grover (2022), "Transformer neural processes": TNP-D and TNP-A. The order of the targets is
-drawn again at every step. `predict` treats, in both modes, each point as the only target;
-`functions` draws jointly in the autoregressive mode, one point after the other, so that its cost
-grows with the cube of the number of points.
+drawn again at every step. In both modes, `predict` treats each point as the only target. In the
+autoregressive mode, `functions` draws jointly, one point after the other, so that its cost grows
+with the cube of the number of points.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class TokenNet(nn.Module):
     def forward(
         self, task: Task, target_y: Tensor | None = None, rank: Tensor | None = None
     ) -> Tensor:
-        """rank [B, T]: the place of each target in the order; with target_y, target j sees the
-        context and the targets of lower rank."""
+        """rank [B, T]: the position of each target in the order. With target_y, target j attends to
+        the context and to the targets of lower rank."""
         x, context = task["target_x"], task["context"].unsqueeze(-2)  # [B, 1, N]
         given = pairs(task["context_x"], task["context_y"])
         blank = x.new_zeros(*x.shape[:-1], given.shape[-1] - x.shape[-1])
@@ -80,7 +80,7 @@ class TNP(Amortised):
     ----------
     width: numbers of a token; a layer's hidden units are twice as many.
     depth: layers of the embedding of a point. layers: of the transformer.
-    heads: of attention; they divide the width.
+    heads: number of attention heads; it divides the width.
     min_std: the least standard deviation of the noise, in fitted units.
     mode: "diagonal" (TNP-D: points one by one) or "autoregressive" (TNP-A: jointly, by the chain
         rule).
@@ -111,6 +111,6 @@ class TNP(Amortised):
     ) -> Tensor:
         if self.mode == "diagonal" or clock is None:
             return super().bound_of(run, params, batch, clock, fixed)
-        rank = clock.rows("uniform", *batch.x["context"].shape[-2:])  # who is first: by chance
+        rank = clock.rows("uniform", *batch.x["context"].shape[-2:])  # a random order
         f = self.called(run, params, batch, members_axis(batch.y, batch), rank)
         return self.at_points(f, batch)

@@ -28,8 +28,8 @@ from doxa.data import (
     as_tensors,
     cast,
     check_finite,
-    gathered,
-    in_order,
+    join_batches,
+    reorder_columns,
     rows_of,
     warn_far,
 )
@@ -438,7 +438,7 @@ class Posterior(describe.Described, ABC):
     def ordered(self, x: Any) -> Any:
         """x with the batches of a loader concatenated, and the columns of a data frame in the order
         of the fit."""
-        return in_order(gathered(x), self.columns)
+        return reorder_columns(join_batches(x), self.columns)
 
     def ordered_pair(self, data: Any) -> Any:
         """(x, y) with x as in `ordered`; anything else is returned unchanged."""

@@ -300,7 +300,7 @@ def _rebuild(
     prior = store.decode(meta["prior"], "prior")
 
     def prepared(own: nn.Module) -> Model:
-        """The network as the method's `prepare` makes it from what it saw in the fit."""
+        """The network as the method's `prepare` makes it from the facts of the fit."""
         facts = _facts(meta)
         given = Model(own, likelihood, prior, subset, output=named)
         for name, value in facts.items():

@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_map
 
 from doxa import linalg
 from doxa.data import free_memory, rows_of
-from doxa.engine import Engine, choose, tiles
+from doxa.engine import Engine, choose_engine, tiles
 from doxa.engine.engine import Count, threads_for
 from doxa.errors import MemoryBudgetError, MethodError, ModelError, StoreError, Unavailable
 from doxa.linalg.layout import Layout, Params
@@ -233,7 +233,7 @@ class WeightPosterior(Posterior):
         return tiles(draws.count, rows, width, self.dtype.itemsize, self.device, trunk, heavy)
 
     def _forward(self, draws: FunctionDraws, x: Any) -> Any:
-        engine = self._engine or choose(
+        engine = self._engine or choose_engine(
             self.network, max(2, draws.count), self.device, self.same_weights
         )
 

@@ -7,29 +7,39 @@
 
     F = log Γ(a + n/2) − log Γ(a) + a log b − n/2 log 2π − (a + n/2) log(b + r²/2),
 
-and, given the weights, σ² ~ InvGamma(a + n/2, b + r²/2). Under other scales F is tabulated:
-`tabulated.py`.
+and, given the weights, σ² ~ InvGamma(a + n/2, b + r²/2).
 
-Shared scales whose integral has no elementary form: half-Cauchy and log-normal.
+For half-Cauchy and log-normal scales, the integral has no elementary form:
 
     F(r²) = log ∫ exp(−n u − r² e^(−2u) / 2) p(u) du − n/2 log 2π,   u = log σ
 
-is a function of one number for each n and shape; a scale s only shifts it, F(r²/s²) − n log s. It
-is tabulated once: the integral by the trapezoid rule in t with u = mode + (2n)^−½ sinh t, exact to
-rounding, and between its values by cubic polynomials in log r² that meet in value and slope. The
-score is the derivative of these polynomials: a sampler's force is the slope of its energy.
+This is a function of one number for each n and shape; a scale s only shifts it, F(r²/s²) − n log s.
+It is tabulated once, by the trapezoid rule in t with u = mode + (2n)^−½ sinh t, exact to rounding.
+Between the values, F is a cubic polynomial in log r² with matching values and slopes. The score is
+the derivative of these polynomials, so that a sampler's force is the slope of its energy.
 """
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 from torch import Generator, Tensor
 
-from doxa.priors.families import HALF_LOG_2PI, Family, Values, normal, uniform
+from doxa.errors import ModelError
+from doxa.linalg.layout import Entry
+from doxa.priors.base import (
+    HALF_LOG_2PI,
+    Family,
+    Prior,
+    Values,
+    check_positive,
+    normal,
+    uniform,
+)
 
 TINY = 1e-300
 
@@ -252,3 +262,52 @@ class LogNormalScale(Tabulated):
 
     def sample_scales(self, n: int, generator: Generator) -> Tensor:
         return self.scale * torch.exp(self.shape * normal(n, self.scale, generator))
+
+
+HYPER: dict[str, type[Family]] = {
+    "half-cauchy": HalfCauchyScale,
+    "inverse-gamma": InverseGammaScale,
+    "log-normal": LogNormalScale,
+}
+
+
+@dataclass(frozen=True)
+class Hierarchical(Prior):
+    """N(centre, σ²) on every element of a tensor, with one unknown σ for each tensor:
+
+        "half-cauchy"     σ ~ C⁺(0, scale)                      shape is not used
+        "inverse-gamma"   σ² ~ InvGamma(shape, shape · scale²)  a Student-t with 2 · shape degrees
+        "log-normal"      log σ ~ N(log scale, shape²)
+
+    σ is integrated out, so that every method supports it without additional parameters. MCMC
+    samples the weights under all σ at once, without the funnel of the joint density of weights and
+    σ (Neal, 2003). `doxa.prior_scales(posterior)` draws σ given the weights. Half-Cauchy: Gelman
+    (2006).
+
+    Parameters
+    ----------
+    scale : float
+        The typical size of σ; divided by √fan_in if `fan_in` is True.
+    """
+
+    name = "hierarchical"
+
+    hyper: str = "half-cauchy"
+    scale: float = 1.0
+    shape: float = 1.0
+    fan_in: bool = False
+
+    def __post_init__(self) -> None:
+        if self.hyper not in HYPER:
+            raise ModelError(f"Hierarchical: hyper is one of {', '.join(HYPER)}: {self.hyper!r}")
+        if not isinstance(self.fan_in, bool):
+            raise ModelError(f"Hierarchical: fan_in is True or False, got {self.fan_in!r}")
+        check_positive(self, ("scale", "shape"))
+
+    @property
+    def family(self) -> type[Family]:
+        return HYPER[self.hyper]
+
+    def settings(self, entry: Entry) -> dict[str, float]:
+        width = self.scale / math.sqrt(entry.fan_in) if self.fan_in else self.scale
+        return {"scale": width, "shape": self.shape}

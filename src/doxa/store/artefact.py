@@ -35,7 +35,7 @@ from doxa.store.codec import decode, encode
 
 try:
     import fcntl
-except ImportError:  # Windows: abandoned temporary directories stay until someone removes them
+except ImportError:  # Windows: abandoned temporary directories are not removed
     fcntl = None  # type: ignore[assignment]
 
 TENSORS, META, CHECKSUMS = "tensors.safetensors", "meta.json", "checksums.sha256"
@@ -49,18 +49,23 @@ _LONGEST = 255 - 32  # bytes of a name that leave room for an ending
 def write_artefact(
     path: str | os.PathLike[str], tensors: Mapping[str, Tensor], meta: Mapping[str, Any]
 ) -> None:
-    """Write atomically and durably; when this raises, what was at `path` is still there.
+    """Write an artefact atomically and durably. After an error, the old content of `path` is
+    intact.
 
     Parameters
     ----------
-    path : a directory, made with its parents. An artefact there is replaced. A directory that
-        holds anything else is refused, because replacing it would delete what it holds.
-    tensors : dense tensors of any shape, stored as given; views are stored as copies.
-    meta : whatever `encode` accepts.
+    path : str or Path
+        A directory, created together with its parents. An artefact in it is replaced. A directory
+        with other files is refused, because they would be deleted.
+    tensors : dict of str to Tensor
+        Dense tensors of any shape, stored as given; views are stored as copies.
+    meta : dict
+        Any values that `encode` accepts.
 
     Raises
     ------
-    StoreError : a value that cannot be stored, a full disk, no permission, a file at `path`.
+    StoreError
+        A value cannot be stored, the disk is full, permission is missing, or `path` is a file.
     """
     target = Path(os.path.realpath(path))
     contents = pack(tensors, meta)
@@ -86,7 +91,8 @@ def write_artefact(
 
 
 def is_artefact(path: str | os.PathLike[str]) -> bool:
-    """Whether there is one to read, also where its writer was killed between two renames."""
+    """Whether there is an artefact to read, also if its writer was killed between the two
+    renames."""
     target = Path(os.path.realpath(path))
     return any((place / META).exists() for place in (target, _previous(target)))
 
@@ -94,17 +100,30 @@ def is_artefact(path: str | os.PathLike[str]) -> bool:
 def read_artefact(
     path: str | os.PathLike[str], budget: int | None = None
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors (on the CPU) and meta at `path`, after checking both against their checksums.
+    """The tensors (on the CPU) and meta at `path`, after both were compared with their checksums.
 
-    Where the tensors take more than `budget` bytes (default: 1 GiB), the large ones stay on disk
-    and are mapped: changes to them are not written back, and replacing the artefact does not change
-    them.
+    Parameters
+    ----------
+    path : str or Path
+        The directory of the artefact.
+    budget : int, optional
+        If the tensors take more bytes than this (default: 1 GiB), the large ones stay on disk and
+        are mapped. Changes to mapped tensors are not written back, and a replacement of the
+        artefact does not change them.
+
+    Returns
+    -------
+    tuple of (dict of str to Tensor, dict)
+        The tensors and meta.
 
     Raises
     ------
-    StoreError : nothing there, no permission, not an artefact, an unregistered type in meta.
-    CorruptedArtefact : a file of it is missing, truncated or changed, is no regular file, or holds
-        what doxa does not write.
+    StoreError
+        There is nothing at `path` or it is no artefact, permission is missing, or meta contains an
+        unregistered type.
+    CorruptedArtefact
+        A file is missing, truncated, changed or not a regular file, or has content that doxa does
+        not write.
     """
     target = Path(os.path.realpath(path))
     with readable_errors("read", target):
@@ -186,8 +205,8 @@ def _finite(text: str) -> float:
 
 @contextlib.contextmanager
 def regular_file(path: Path) -> Iterator[tuple[Any, int]]:
-    """An open file and its size. A link, a pipe or a device in an artefact is refused: reading
-    one might never end, or read what the artefact's sender could not."""
+    """An open file and its size. A link, a pipe or a device in an artefact is refused: reading it
+    might never end, or read files that the sender of the artefact had no access to."""
     flags = os.O_RDONLY | getattr(os, "O_BINARY", 0)
     flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     if stat.S_ISLNK(os.lstat(path).st_mode):
@@ -222,7 +241,7 @@ class Contents(NamedTuple):
 
 
 def pack(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Contents:
-    """Raises `StoreError` for what cannot be stored."""
+    """The contents as bytes; raises `StoreError` for values that cannot be stored."""
     if not isinstance(meta, Mapping):
         raise StoreError(f"meta must be a dict, not {type(meta).__qualname__}")
     document = {"format": FORMAT, "meta": encode(meta, "meta")}
@@ -248,7 +267,7 @@ def written_aside(parent: Path, contents: Contents, prefix: str) -> Iterator[Pat
         lines = "".join(f"{digest}  {name}\n" for name, digest in sums.items())
         (fresh / META).write_bytes(contents.meta)
         (fresh / CHECKSUMS).write_bytes(lines.encode())
-        for name in (TENSORS, META, CHECKSUMS):  # after all writes: the first carries the others
+        for name in (TENSORS, META, CHECKSUMS):  # the first sync includes the others
             sync(fresh / name)
         sync(fresh)
         yield fresh
@@ -260,8 +279,7 @@ def written_aside(parent: Path, contents: Contents, prefix: str) -> Iterator[Pat
 
 
 def _temporary_directory(parent: Path, prefix: str) -> tuple[Path, int]:
-    """A new locked directory. By the lock, `remove_abandoned` recognises that its writer is
-    alive."""
+    """A new locked directory. The lock shows `remove_abandoned` that the writer is alive."""
     while True:
         fresh = parent / f"{prefix}{secrets.token_hex(4)}"
         os.mkdir(fresh)
@@ -297,7 +315,7 @@ def remove_abandoned(parent: Path, prefix: str) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """With its parents, each durable before anything is put in it."""
+    """Create a directory with its parents. Each is durable before anything is put into it."""
     if path.is_dir():
         return
     if path.exists():
@@ -364,8 +382,8 @@ def _previous(target: Path) -> Path:
 
 
 def beside(target: Path, ending: str) -> Path:
-    """A hidden name next to `target`'s, with this ending; of a long name the SHA-256 stands for it,
-    because names have 255 bytes at most and a temporary one is longer still."""
+    """A hidden name next to `target`, with this ending. A long name is replaced by its SHA-256,
+    because names have at most 255 bytes and a temporary name is longer still."""
     name = target.name
     if len(os.fsencode(name)) > _LONGEST:
         name = hashlib.sha256(os.fsencode(name)).hexdigest()[:32]
@@ -373,7 +391,7 @@ def beside(target: Path, ending: str) -> Path:
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> Path:
-    """Replace a file by this text, atomically; its folder is made when missing."""
+    """Replace a file by this text, atomically. Its folder is created if necessary."""
     target = Path(path)
     with readable_errors("written", target):
         make_directory(target.parent)

@@ -1,8 +1,8 @@
-"""Checkpoints of one run: the newest readable state, also after a loss of power at any moment.
+"""Checkpoints of one run: the newest readable state, also after a power failure at any moment.
 
-Each save is a new artefact `NUMBER-step-STEP` in one directory, renamed into place when it is
-complete and synced; only after that are older ones removed, all but the previous one. Numbers
-count saves, not steps: a run that went back to an earlier step continues from what it wrote last.
+Each save is a new artefact `NUMBER-step-STEP` in one directory. It is renamed into place when it is
+complete and synced. Then older checkpoints are removed, except the previous one. Numbers count
+saves, not steps: a run that returned to an earlier step continues from its last save.
 """
 
 from __future__ import annotations
@@ -45,17 +45,18 @@ class Checkpoint(NamedTuple):
 
 
 class Checkpoints:
-    """The checkpoints under `path`, a directory of their own, made at the first save."""
+    """The checkpoints under `path`, a directory of their own, created at the first save."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self._good: str | None = None  # the newest one known to be readable
+        self._good: str | None = None  # the newest checkpoint known to be readable
         self._number: int | None = None
 
     def save(self, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-        """Write a new checkpoint, then remove all older ones but the last good one.
+        """Write a new checkpoint, then remove all older ones except the last readable one.
 
-        When this raises `StoreError` (a full disk, ...), the earlier ones are untouched.
+        If this raises `StoreError` (for example because the disk is full), the earlier checkpoints
+        are unchanged.
         """
         contents = pack(tensors, {"step": int(step), "meta": meta})
         with readable_errors("written", self.path):
@@ -72,10 +73,10 @@ class Checkpoints:
         self._good = name
 
     def latest(self) -> Checkpoint | None:
-        """The newest checkpoint whose checksums hold; None when none was ever saved.
+        """The newest checkpoint whose checksums match; None if there is none.
 
-        Damaged ones are skipped with a warning. Raises `CorruptedArtefact` when every one is
-        damaged: starting over silently would hide that a run was lost.
+        Damaged checkpoints are skipped with a warning. `CorruptedArtefact` is raised if all are
+        damaged, because a silent new start would hide that a run was lost.
         """
         with readable_errors("read", self.path):
             while True:
@@ -87,7 +88,7 @@ class Checkpoints:
                         return checkpoint
                 if not names:
                     return None
-                if names == self._names():  # otherwise a writer has moved on: look again
+                if names == self._names():  # otherwise a writer changed them: try again
                     raise CorruptedArtefact(
                         f"every checkpoint in {self.path} is damaged; remove it to start afresh"
                     )
@@ -126,7 +127,7 @@ class Checkpoints:
 
     def _remove_all_but(self, kept: set[str | None]) -> None:
         for name in self._names():
-            if name not in kept:  # renamed first: what carries a checkpoint's name is always whole
+            if name not in kept:  # renamed first: no incomplete checkpoint keeps its name
                 doomed = self.path / f"{_TEMPORARY}old-{name}"
                 with contextlib.suppress(OSError):  # another process removes it too
                     os.rename(self.path / name, doomed)

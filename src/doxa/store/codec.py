@@ -1,14 +1,14 @@
 """Plain values and registered frozen dataclasses as JSON, and back.
 
-`decode(encode(v)) == v` for None, bool, int, float (NaN and infinities too), str, list, tuple,
-dict (any encodable keys), dense real tensors and arrays of any shape, `torch.dtype`,
-`torch.device`, and instances of registered classes, nested in any way. NumPy scalars come back
-as Python numbers, other mappings as dicts. Everything else is refused: a value that cannot be
-restored is an error when it is saved, not when it is needed.
+`decode(encode(v)) == v` for None, bool, int, float (also NaN and infinities), str, list, tuple,
+dict (with any encodable keys), dense real tensors and arrays of any shape, `torch.dtype`,
+`torch.device`, and instances of registered classes, nested in any way. NumPy scalars become Python
+numbers, other mappings become dicts. All other values are refused: a value that cannot be restored
+is an error when it is saved, not when it is needed.
 
-JSON has no tuple, NaN or tensor, so those become tagged objects, `{"type": "tuple", ...}`; the
-text is strict JSON that any reader accepts. Tensors are for small values (a noise vector, class
-weights); large ones belong in an artefact's tensors.
+JSON has no tuple, NaN or tensor, so these become tagged objects, `{"type": "tuple", ...}`. The text
+is strict JSON that any reader accepts. Tensors are for small values (a noise vector, class
+weights); large ones belong to an artefact's tensors.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch import Tensor
 from doxa.errors import DoxaError, StoreError
 
 Json = None | bool | int | float | str | list[Any] | dict[str, Any]
-Where = tuple[Any, Any]  # (the enclosing place or None, the last step to it)
+Where = tuple[Any, Any]  # (the enclosing place or None, the last part of the path)
 T = TypeVar("T")
 
 _RESERVED = frozenset({"float", "tuple", "dict", "tensor", "array", "dtype", "device"})
@@ -39,10 +39,10 @@ _types: dict[type, dict[str, Any]] = {}  # of the fields of classes, once looked
 
 
 def register(name: str) -> Callable[[type[T]], type[T]]:
-    """Class decorator, above `@dataclass(frozen=True)`: its instances are stored under `name`.
+    """Class decorator, above `@dataclass(frozen=True)`: instances are stored under `name`.
 
-    Names share one space over all kinds of classes and are part of the file format: renaming
-    a class is free, renaming its registration breaks saved files.
+    Names are unique over all kinds of classes and are part of the file format. A class may be
+    renamed; a change of its registered name makes saved files unreadable.
     """
 
     def add(cls: type[T]) -> type[T]:
@@ -63,7 +63,7 @@ def register(name: str) -> Callable[[type[T]], type[T]]:
 
 
 def register_lazily(name: str, target: str) -> None:
-    """Declare where `name` will be registered, as "module:Class", without importing it."""
+    """Declare where `name` is defined, as "module:Class", without importing the module."""
     if name in _RESERVED:
         raise StoreError(f"{name!r} cannot be registered: the file format uses it itself")
     if _lazy.setdefault(name, target) != target:
@@ -71,7 +71,7 @@ def register_lazily(name: str, target: str) -> None:
 
 
 def encode(value: Any, where: str = "value") -> Json:
-    """The value as strict JSON; `where` is what an error calls it."""
+    """The value as strict JSON; `where` is its name in error messages."""
     try:
         return _encode(value, (None, where))
     except RecursionError as error:
@@ -79,7 +79,7 @@ def encode(value: Any, where: str = "value") -> Json:
 
 
 def decode(data: Json, where: str = "value") -> Any:
-    """The value that `encode` was given."""
+    """The value that was passed to `encode`; `where` is its name in error messages."""
     try:
         return _decode(data, (None, where))
     except RecursionError as error:
@@ -239,7 +239,7 @@ def _decode_instance(name: str, data: dict[str, Any], where: Where) -> Any:
         return cls(**values)
     except DoxaError as error:
         raise StoreError(f"{_place(where)}: {name!r} cannot be rebuilt: {error}") from error
-    except Exception as error:  # whatever a class does with values that it does not expect
+    except Exception as error:  # a class may raise any exception for unexpected values
         message = f"{name!r} cannot be rebuilt: {error!r}"
         raise StoreError(f"{_place(where)}: {message}") from error
 
@@ -249,14 +249,14 @@ def _hints(cls: type[Any]) -> dict[str, Any]:
     if cls not in _types:
         try:
             _types[cls] = typing.get_type_hints(cls)
-        except (NameError, TypeError):  # a name that is imported for type checkers alone
+        except (NameError, TypeError):  # a name that is imported for type checkers only
             _types[cls] = {}
     return _types[cls]
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Whether a decoded value is of a field's type, as far as it can be seen. A tuple and a list
-    stand for each other, a whole number for a float."""
+    """Whether a decoded value has the type of a field, as far as this can be checked. A tuple may
+    replace a list and the reverse, and a whole number may replace a float."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return any(_fits(value, one) for one in arguments)
@@ -284,7 +284,7 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def _in_range(value: float, kind: type) -> bool:
-    """Of a float, as much as it holds; of a whole number, 64 bits: no setting needs more."""
+    """Whether a number is in range: of float64 for a float, of 64 bits for a whole number."""
     if isinstance(value, float):
         return True
     return abs(value) < (1 << 64 if kind is int else 1 << 1000)
@@ -312,7 +312,7 @@ def _find_class(name: str, where: Where) -> type[Any]:
 
 
 def _place(where: Where) -> str:
-    """A place such as `meta['method'].noise[2]`; spelt out only for an error, which is rare."""
+    """A path such as `meta['method'].noise[2]`. It is built only for an error, which is rare."""
     steps: list[str] = []
     place: Any = where
     while place is not None:

@@ -1,12 +1,12 @@
-"""Draws of many chains in one file, written as they come and mapped when they are done.
+"""The draws of many chains in one file, written one by one and mapped at the end.
 
     [members, capacity, size]    numbers, one member's draws after the other's
 
-The draws of a member are contiguous, in the layout of a posterior, so that the finished file is the
+The draws of a member are contiguous, in the layout of a posterior, so the finished file is the
 tensor. Its length is known at the start, and the space is reserved then: a full disk is an error
 before the first step. Without a folder, the file has no name, and the system removes it with the
 last reference, also if the process is killed. In a folder, its name is `draws`, beside the
-checkpoints. A checkpoint has the number of draws and their CRC-32, and does not write them again.
+checkpoints. A checkpoint contains the number of draws and their CRC-32, and not the draws.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class DrawsFile:
     Parameters
     ----------
     shape: (members, capacity, size). dtype: of the draws.
-    folder: where it is kept; None: without a name, in the system's folder for temporary files.
-    budget: bytes up to which `tensor` gives them in memory, on the `device`.
+    folder: the folder of the file; None: a file without a name, in the folder for temporary files.
+    budget: up to this number of bytes, `tensor` returns the draws in memory, on the `device`.
     saved: (count, crc) of the draws that are there already: `at` of the run that is resumed.
     """
 
@@ -98,8 +98,8 @@ class DrawsFile:
         return data.view(self.dtype).reshape(self.members, self.count, self.size)
 
     def tensor(self, rows: slice = slice(None)) -> Tensor:
-        """Some members' draws so far, [K, count, size]: in memory, on the device, where all of them
-        fit the budget, else mapped. Nothing can be appended after that."""
+        """The draws so far of some members, [K, count, size]: in memory, on the device, if all
+        draws fit the budget, else mapped. Nothing can be appended afterwards."""
         part = self._mapped[rows]
         fits = self._mapped.nbytes <= self.budget
         return part.to(self.device, copy=True) if fits else part
@@ -113,8 +113,8 @@ class DrawsFile:
             data, offset = data[done:], offset + done
 
     def _create(self) -> Any:
-        """A new file of the full length. It takes the place of an old one by its name only: a
-        posterior may still read that."""
+        """A new file of the full length. An old file of the same name is replaced, not overwritten:
+        a posterior may still read it."""
         if self._folder is None:
             file: Any = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
         else:
@@ -146,7 +146,7 @@ class DrawsFile:
             ) from error
 
     def _take_up(self, count: int, crc: int) -> None:
-        """Go on after `count` draws, once they are seen to be those that were saved."""
+        """Continue after `count` draws, if they are those that were saved."""
         with readable_errors("read", self.path):
             fits = os.fstat(self._file.fileno()).st_size == self.bytes
             found = 0
@@ -162,7 +162,7 @@ class DrawsFile:
         self.count, self.crc = count, crc
 
     def _shortened(self) -> DrawsFile:
-        """A copy of the draws there are, of a run that ended before its time."""
+        """A copy of the existing draws, for a run that ended early."""
         short = DrawsFile((self.members, self.count, self.size), self.dtype)
         with readable_errors("written", short.path):
             for m in range(self.members):

@@ -2,11 +2,11 @@
 
     parent/.NAME.lock    locked by the kernel while `parent/NAME` is written
 
-The lock is that of an open file (flock; on Windows a locked byte), not the file's existence: a
-process that is killed, in whatever way, releases it, and the file it leaves behind blocks nobody.
-Every `exclusive` opens the file anew, so two threads of one process exclude each other as two
-processes do. The file lies beside the folder, because saving replaces the folder itself. Reading
-takes no lock: what is read is always whole.
+The lock belongs to the open file (flock; on Windows a locked byte), and not to the existence of the
+file. A process that is killed in any way releases it, and the file that remains blocks nobody. Each
+`exclusive` opens the file again, so two threads of one process exclude each other as two processes
+do. The file is beside the folder, because saving replaces the folder itself. Reading takes no lock,
+because readers always find complete artefacts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from doxa.store.artefact import beside, make_directory, readable_errors
 
 logger = logging.getLogger(__name__)
 
-_INSIDE = ".lock"  # in the folder itself, where nothing can be made beside it
+_INSIDE = ".lock"  # in the folder itself, if no file can be created beside it
 _NO_PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS)
 _TAKEN = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES, errno.EDEADLK)
 _MOST = 4096  # bytes of the holder's description, at most
@@ -42,12 +42,19 @@ _held: set[int] = set()
 
 @contextlib.contextmanager
 def exclusive(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Hold the folder at `path`, which need not exist yet, against every other writer.
+    """Lock the folder at `path`, which need not exist yet, against all other writers.
+
+    Parameters
+    ----------
+    path : str or Path
+        The folder.
 
     Raises
     ------
-    FolderInUse : another process, or another thread of this one, holds it; the message names it.
-    StoreError : no lock file can be made there.
+    FolderInUse
+        Another process, or another thread of this one, has the lock; the message names it.
+    StoreError
+        A lock file cannot be created there.
     """
     target = Path(os.path.realpath(path))
     with readable_errors("locked", target):
@@ -59,13 +66,13 @@ def exclusive(path: str | os.PathLike[str]) -> Iterator[None]:
     finally:
         _held.discard(descriptor)
         _release(place, descriptor)
-        with contextlib.suppress(OSError):  # something is there now: they stay
+        with contextlib.suppress(OSError):  # not empty any more: the folders stay
             for folder in made:
                 os.rmdir(folder)
 
 
 def _missing(folder: Path) -> list[Path]:
-    """The folders that must be made for this one to be there, the innermost first."""
+    """The folders that must be created for this folder to exist, innermost first."""
     return [place for place in (folder, *folder.parents) if not place.exists()]
 
 
@@ -75,7 +82,7 @@ def _acquire(target: Path) -> tuple[Path, int]:
         try:
             make_directory(target.parent)
             descriptor = _open(place)
-        except FileNotFoundError:  # a holder that was done just then removed the folders it made
+        except FileNotFoundError:  # another process just removed its folders
             if attempt == _ATTEMPTS:
                 raise
             continue
@@ -94,7 +101,7 @@ def _acquire(target: Path) -> tuple[Path, int]:
         except BaseException:
             os.close(descriptor)
             raise
-        os.close(descriptor)  # the file of a holder that was done just then: take the next one
+        os.close(descriptor)  # its holder finished just now: open the file again
     raise AssertionError
 
 
@@ -130,7 +137,7 @@ def _lock(descriptor: int, target: Path) -> None:
 
 
 def _is_there(place: Path, descriptor: int) -> bool:
-    """Whether the locked file is the one that others will find."""
+    """Whether the locked file is the one that other processes will find."""
     try:
         found = os.stat(place, follow_symlinks=False)
     except FileNotFoundError:
@@ -162,7 +169,7 @@ def _holder(descriptor: int) -> str:
 
 
 def _release(place: Path, descriptor: int) -> None:
-    """The file goes while it is still locked: nobody can lock a file that no longer counts."""
+    """Remove the file while it is still locked, so that nobody can lock a removed file."""
     with contextlib.suppress(OSError):
         if sys.platform != "win32" and _is_there(place, descriptor):
             os.unlink(place)
@@ -173,7 +180,7 @@ def _release(place: Path, descriptor: int) -> None:
 
 
 def _close_in_child() -> None:
-    """A forked worker that outlives a killed holder must not hold its folders."""
+    """Close the lock in a forked worker, which may outlive the process that holds it."""
     for descriptor in _held:
         with contextlib.suppress(OSError):
             os.close(descriptor)

@@ -1,10 +1,10 @@
-"""Parquet files that do not fit in memory, as memory maps that `fit` reads by the batch.
+"""Parquet files that do not fit in memory, as memory maps from which `fit` reads batches.
 
     x, y = doxa.store.parquet("rides.parquet", target="fare")
     posterior = doxa.fit(net, (x, y), "map")
 
-The file is converted once, some rows at a time, into two .npy files in a cache in the system's
-folder for temporary files. A later call on the same unchanged file finds them there.
+The file is converted once, in blocks of rows, into two .npy files in a cache in the system's folder
+for temporary files. A later call for the same unchanged file uses the cache.
 """
 
 from __future__ import annotations
@@ -35,21 +35,32 @@ def parquet(
     target: str | Sequence[str],
     columns: Sequence[str] | None = None,
 ) -> tuple[Array, Array]:
-    """Inputs [N, D] and targets [N] (or [N, T] for a list of targets) as read-only memory maps.
+    """Inputs and targets of a Parquet file as read-only memory maps.
 
     Parameters
     ----------
-    path : a Parquet file of numbers and booleans without missing values.
-    target : the column to predict, or several. Whole numbers stay whole numbers (classes).
-    columns : the inputs, in this order; default: every other column. They become float32 if the
-        file holds nothing wider, else float64.
+    path : str or Path
+        A Parquet file of numbers and booleans without missing values.
+    target : str or sequence of str
+        The column to predict, or several. Whole numbers stay whole numbers (classes).
+    columns : sequence of str, optional
+        The input columns, in this order. Default: all other columns. They become float32 if all
+        are booleans or floats of at most 32 bits, else float64.
+
+    Returns
+    -------
+    tuple of ndarray
+        Inputs [N, D], and targets [N], or [N, T] for a list of targets.
 
     Raises
     ------
-    DataError : no such column, one that is not numeric, a missing value (its column and row), no
-        rows, not a Parquet file.
-    StoreError : the file cannot be read, or the disk is full.
-    MissingExtra : pyarrow is not installed.
+    DataError
+        A column does not exist, is not numeric or has a missing value (the message names column
+        and row), there are no rows, or the file is not a Parquet file.
+    StoreError
+        The file cannot be read, or the disk is full.
+    MissingExtra
+        pyarrow is not installed.
     """
     arrow, reader = _import_pyarrow()
     source = Path(path)
@@ -87,7 +98,8 @@ def _import_pyarrow() -> tuple[Any, Any]:
 def _inputs(
     schema: Any, targets: list[str], columns: Sequence[str] | None, source: Path
 ) -> list[str]:
-    """The names of the inputs, when all that is asked for is there and numeric."""
+    """The names of the input columns, after checks that all requested columns exist and are
+    numeric."""
     if not targets:
         raise DataError("parquet needs a target: the name of the column to predict")
     chosen = [n for n in schema.names if n not in targets] if columns is None else list(columns)
@@ -111,7 +123,7 @@ def _inputs(
 
 
 def _dtype(schema: Any, name: str) -> np.dtype[Any] | None:
-    """What NumPy calls a column's type; None if it is no number."""
+    """The NumPy type of a column; None if it is not numeric."""
     try:
         dtype = np.dtype(schema.field(name).type.to_pandas_dtype())
     except (NotImplementedError, TypeError):
@@ -120,7 +132,7 @@ def _dtype(schema: Any, name: str) -> np.dtype[Any] | None:
 
 
 def _common(schema: Any, names: list[str], whole: bool) -> np.dtype[Any]:
-    """One type for several columns: int64 where whole numbers may stay, else a float."""
+    """One type for several columns: int64 if whole numbers may stay, else a float."""
     kinds = [_dtype(schema, name) for name in names]
     if whole and all(kind is not None and kind.kind in "biu" for kind in kinds):
         return np.dtype(np.int64)
@@ -134,7 +146,8 @@ def _common(schema: Any, names: list[str], whole: bool) -> np.dtype[Any]:
 def _convert(
     arrow: Any, file: Any, inputs: list[str], targets: list[str], folder: Path, source: Path
 ) -> None:
-    """Write both arrays beside `folder`, then rename: it is there complete, or not at all."""
+    """Write both arrays beside `folder`, then rename it: the folder is complete, or does not
+    exist."""
     fresh = folder.with_name(f".tmp-{secrets.token_hex(8)}")
     schema, rows = file.schema_arrow, file.metadata.num_rows
     with readable_errors("written", folder):
@@ -167,7 +180,8 @@ def _convert(
 
 
 def _reserve(folder: Path, maps: dict[str, Any]) -> None:
-    """Claim the space now: writing a map on a full disk kills the process without an error."""
+    """Reserve the space now: writing to a map on a full disk would kill the process without an
+    error."""
     if not hasattr(os, "posix_fallocate"):
         return
     for name in maps:
@@ -192,11 +206,11 @@ def _cache() -> Path:
     with readable_errors("written", folder):
         folder.mkdir(mode=0o700, exist_ok=True)
         if hasattr(os, "getuid") and (folder.is_symlink() or folder.stat().st_uid != os.getuid()):
-            raise StoreError(f"{folder} belongs to someone else; set TMPDIR to a folder of yours")
+            raise StoreError(f"{folder} belongs to another user; set TMPDIR to a folder of yours")
     return folder
 
 
 def _key(source: Path, found: os.stat_result, targets: list[str], inputs: list[str]) -> str:
-    """Changes with the file and with what is asked of it."""
+    """A key that changes with the file and with the requested columns."""
     facts = [str(source.resolve()), found.st_size, found.st_mtime_ns, found.st_ino, targets, inputs]
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:32]

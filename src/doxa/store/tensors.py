@@ -1,12 +1,12 @@
-"""Tensors in one safetensors file, written and read a piece at a time.
+"""Tensors in one safetensors file, written and read in blocks.
 
     8 bytes    the length of the header, little-endian
     header     JSON, {name: {"dtype", "shape", "data_offsets"}}, padded with spaces
     data       the tensors one after the other
 
-The library that defines the format builds the whole file in memory, which is impossible for draws
-that are on disk because they do not fit into memory. Large tensors come first, and the data begin
-at a multiple of 64 bytes, so that mapped tensors are aligned as in memory.
+The safetensors library builds the whole file in memory. This is impossible for draws that are on
+disk because they do not fit into memory. Large tensors come first, and the data begin at a multiple
+of 64 bytes, so that mapped tensors are aligned as in memory.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from torch import Tensor
 from doxa.errors import CorruptedArtefact, StoreError
 
 PIECE = 8 << 20  # bytes at a time
-_LARGE = 1 << 20  # bytes from which on a tensor is worth mapping
+_LARGE = 1 << 20  # bytes; smaller tensors are not mapped
 _ALIGNED = 64
-HEADER_MOST = 100_000_000  # bytes, as the format has it
+HEADER_MOST = 100_000_000  # bytes, the limit of the format
 _NAMES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
@@ -63,7 +63,7 @@ def _place(item: tuple[str, Tensor]) -> tuple[bool, int, int, str]:
 
 
 def write(path: Path, tensors: Mapping[str, Tensor]) -> str:
-    """Write what `storable` gave; the file's SHA-256."""
+    """Write the tensors returned by `storable`; returns the SHA-256 of the file."""
     digest = hashlib.sha256()
     with open(path, "wb", buffering=0) as file:
         for piece in (_header(tensors), *_pieces(tensors)):
@@ -73,7 +73,7 @@ def write(path: Path, tensors: Mapping[str, Tensor]) -> str:
 
 
 def whole(file: Any, piece: Any) -> None:
-    """All of it: a write may end early, at the disk's last free byte."""
+    """Write all bytes of `piece`: a single write may end early if the disk is nearly full."""
     view = memoryview(piece).cast("B")
     while len(view):
         view = view[file.write(view) :]
@@ -100,7 +100,7 @@ def _pieces(tensors: Mapping[str, Tensor]) -> Iterator[Any]:
 
 
 def bytes_of(value: Tensor) -> Any:
-    """A tensor's numbers as bytes; without a copy where it lies in order on the CPU."""
+    """The numbers of a tensor as bytes; without a copy if they are contiguous on the CPU."""
     plain = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
     if not plain.numel():
         return memoryview(b"")
@@ -110,7 +110,7 @@ def bytes_of(value: Tensor) -> Any:
 
 
 def read_bytes(file: Any, size: int) -> bytearray:
-    """What an open file of this size holds."""
+    """The content of an open file of this size."""
     data = bytearray(size)
     view, done = memoryview(data), 0
     while done < size and (count := file.readinto(view[done:])):
@@ -130,7 +130,7 @@ def read_whole(file: Any, size: int) -> tuple[Tensor, str]:
 
 
 def read_mapped(file: Any, size: int) -> tuple[Tensor, str]:
-    """A file's bytes, which stay on disk and are read as they are used, and its SHA-256."""
+    """The bytes of a file, mapped from disk and read when they are used, and its SHA-256."""
     digest = hashlib.sha256()
     while piece := file.read(PIECE):
         digest.update(piece)
@@ -138,8 +138,8 @@ def read_mapped(file: Any, size: int) -> tuple[Tensor, str]:
 
 
 def check_size(file: Any, size: int) -> None:
-    """Whether the header describes as many bytes as the file has, before all of it is read. Raises
-    `ValueError`."""
+    """Check that the header describes as many bytes as the file has, before the file is read.
+    Raises `ValueError`."""
     length = int.from_bytes(file.read(8), "little")
     if 0 < length <= min(HEADER_MOST, size - 8):
         file.seek(0)
@@ -149,7 +149,8 @@ def check_size(file: Any, size: int) -> None:
 
 
 def parse(data: Tensor, share: bool = False) -> dict[str, Tensor]:
-    """The tensors of a file's bytes, as copies; to `share`: the large ones are parts of `data`.
+    """The tensors in the bytes of a file, as copies. With `share`, the large ones are parts of
+    `data`.
 
     Raises `ValueError` unless each tensor has the bytes that its shape needs and they fill
     the file one after the other, as the format requires.
@@ -171,7 +172,8 @@ _Entry = tuple[str, torch.dtype, list[int], tuple[int, int]]
 
 
 def _check_places(entries: list[_Entry], size: int) -> None:
-    """Each tensor has the bytes that its shape needs, one after the other, to the end."""
+    """Check that each tensor has the bytes that its shape needs, one after the other, to the
+    end."""
     at = 0
     for name, dtype, shape, (first, last) in sorted(entries, key=lambda entry: entry[3]):
         need = math.prod(shape) * dtype.itemsize
@@ -227,10 +229,10 @@ def _sizes(value: Any) -> bool:
 
 
 def mapped(descriptor: int, size: int) -> Tensor:
-    """A file's bytes, as a tensor that can be changed: changes are its own and stay in memory.
+    """The bytes of a file as a tensor. Changes to the tensor stay in memory.
 
-    The system lends the pages it has in memory, and takes them back when it needs them. Nothing is
-    reserved for changes: a file larger than the memory could not be mapped otherwise.
+    The system provides pages that it holds in memory, and may take them back. No memory is reserved
+    for changes, because a file larger than the memory could not be mapped otherwise.
     """
     if size == 0:
         return torch.empty(0, dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""Variational inference: the methods, one a file, and its tools: divergences and gradients."""
+"""Variational inference: one file per method, and shared tools for divergences and gradients."""
 
 from doxa.vi import kl
 

@@ -3,11 +3,11 @@
     z = sigmoid((logit p − logit u) / t),   x ∘ (1 − z) / (1 − p),   u ~ U(0, 1)       (training)
     objective = E_q[Σ_i log p(y_i | θ)] − Σ_l ‖M_l‖² / (2 s² (1 − p_l)) + Σ_l Q_l H(p_l)
 
-Gal, Hron & Kendall (2017). The objective is MC dropout's, whose grid search over p becomes gradient
-ascent: masks are relaxed to z in (0, 1) while training (t is small, so nearly 0 or 1), and drawn as
-ordinary ones in prediction. With few rows the entropy Q·H(p) pulls p towards ½; as rows are added
-the fit outweighs it and p falls, which is how epistemic uncertainty should go. Convolutions mask
-whole channels. The p found are in `posterior.diagnostics["p"]`.
+Gal, Hron & Kendall (2017). The objective is that of MC dropout, with gradient ascent in place of a
+grid search over p. In training, masks are relaxed to z in (0, 1); t is small, so z is nearly 0 or
+1. In prediction, masks are ordinary ones. With few rows the entropy Q·H(p) pulls p towards ½. As
+rows are added, the likelihood dominates and p falls, and so does the epistemic uncertainty.
+Convolutions mask whole channels. The learned p are in `posterior.diagnostics["p"]`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from doxa.vi.mc_dropout import weight_of, with_masks
 
 
 class ConcreteMask(MaskedDropout):
-    """Dropout with a trainable probability, `logit`: an ordinary mask, or, where it is given a
-    `relaxation` t, a relaxed one."""
+    """Dropout with a trainable probability, `logit`: an ordinary mask, or a relaxed one if a
+    `relaxation` t is given."""
 
     own = ("logit",)
     relaxation: Tensor | None
@@ -59,7 +59,7 @@ class ConcreteMask(MaskedDropout):
 
 
 def kept(u: Tensor, logit: Tensor, relaxation: Tensor | None) -> Tensor:
-    """What a mask multiplies by, from uniforms."""
+    """The factor of a mask, from uniforms."""
     p = torch.sigmoid(logit)
     if relaxation is None:
         return mask(u, p)
@@ -111,7 +111,7 @@ class ConcreteDropout(Method):
         return value, fit.changed, run.known_prior(params["theta"])
 
     def _regulariser(self, run: Run, theta: Tensor, layers: Tensor) -> Tensor:
-        """What the prior alone does not count: Σ ‖M‖²/2s² (1 − 1/(1 − p)) + Q·H(p), [M]."""
+        """The terms besides the prior: Σ ‖M‖²/2s² (1 − 1/(1 − p)) + Q·H(p), [M]."""
         own = run.net.layers.unflatten(layers)
         total = torch.zeros_like(theta[:, 0])
         precision, centre = run.prior.precision, run.prior.mean
@@ -139,5 +139,5 @@ class ConcreteDropout(Method):
 
 
 def _sites(run: Run) -> list[str]:
-    """The layers that mask."""
+    """The layers that have a mask."""
     return [name.removesuffix(".uniform") for name in run.net.sites]

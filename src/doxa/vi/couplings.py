@@ -1,12 +1,13 @@
 """A normalising flow that starts at the identity: couplings, then a shear.
 
     y = (I + A) g_L(… g_1(z)),   A strictly lower triangular
-    g: one half of z moves by splines or affine maps whose shape is a network's of the other half
+    g: splines or affine maps of one half of z, with parameters from a network of the other half
 
-The halves take turns. Rational-quadratic splines (Durkan et al. 2019) act within [-5, 5] and leave
-the rest as it is; affine maps (Dinh, Sohl-Dickstein & Bengio 2017) scale and shift. The shear holds
-every linear correlation, so that with scales outside the flow it contains all Gaussians, and with
-no coupling is one. Draws and log-determinants take one pass. The maps are zuko's.
+The halves alternate. Rational-quadratic splines (Durkan et al. 2019) act within [-5, 5] and are the
+identity outside; affine maps (Dinh, Sohl-Dickstein & Bengio 2017) scale and shift. The shear has
+all linear correlations. So, with scales outside the flow, the family contains all Gaussians, and
+without couplings it is a Gaussian. Draws and log-determinants take one pass. The maps are those of
+zuko.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from zuko.transforms import (  # noqa: E402
     MonotonicRQSTransform,
 )
 
-Distribution._validate_args = _checked  # zuko stops torch from checking arguments, for everyone
+Distribution._validate_args = _checked  # zuko switches off torch's checks of arguments globally
 
 BINS = 8  # of a spline
 _KINDS = {
@@ -62,7 +63,7 @@ class Couplings(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """The identity, where there is one weight, of which zuko's maps have no network; else see
+        """The identity, if there is a single weight (zuko's maps then have no network); else see
         `identity`."""
         for layer in self.flow.transforms:
             for value in getattr(layer, "phi", ()):
@@ -74,7 +75,7 @@ class Couplings(nn.Module):
 
 
 def identity(flow: Functional, rows: Tensor) -> Tensor:
-    """Rows of trainables [M, Q] with the last layer of each network at zero: then y = z."""
+    """Rows of parameters [M, Q] in which the last layer of each network is zero, so that y = z."""
     last = [
         f"flow.transforms.{i}.hyper.{len(layer.hyper) - 1}.{leaf}"
         for i, layer in enumerate(flow.net.flow.transforms)  # type: ignore[arg-type, union-attr]

@@ -6,8 +6,8 @@
 Rezende & Mohamed (2015). f is the flow of `doxa.vi.couplings`, which starts at the identity, so
 that q starts as mean-field does. The family contains every Gaussian, and q may be curved or have
 several modes; from a narrow start, q ends in one of them. All three terms are averaged over the
-same draws (pathwise gradients), with the entropy of z itself in closed form; the final bound
-averages log p(y, θ) − log q(θ), which is the evidence at every draw where q is the posterior.
+same draws (pathwise gradients), with the entropy of z itself in closed form. The final bound
+averages log p(y, θ) − log q(θ), which is the evidence at every draw if q is the posterior.
 
 The flow is over the weights of the model's `subset`. With the default "all" it is over the last
 layer, because a flow suits a few hundred dimensions (a tuple of names selects any weights, also all
@@ -93,7 +93,7 @@ class FlowPosterior(CentredPosterior):
 
     def log_q(self, n: int | None = None, seed: int | None = None) -> Tensor:
         """log q of the subset's weights at each of `draw(n, seed)`, [n], where q is that of the
-        member which the draw is of."""
+        draw's member."""
         seed = self.sampling(n, seed, "samples")
         counts = self._split(n)
         z = self.normals([f"{k}/{j}" for k in self.ids for j in range(max(counts))], seed, None)
@@ -177,14 +177,14 @@ class FlowVI(DrawnWeights):
         if layout.size > _MOST:
             raise MemoryBudgetError(
                 f"a flow over {layout.size} weights ({', '.join(layout.names)}) has "
-                f"{layout.size**2:,} numbers in its shear alone: at most {_MOST} are taken; "
+                f"{layout.size**2:,} numbers in its shear alone: at most {_MOST} are allowed; "
                 "name fewer with subset=(...), or take low-rank-vi, which takes any number"
             )
         narrow = problem.rewrite(lambda name, layer: None, subset)
         return narrow.add_modules(flow=self.module(layout.size))
 
     def module(self, features: int) -> Couplings:
-        """The flow; what torch draws for it is not kept, and the global state is left alone."""
+        """The flow; the global random state does not change."""
         with drawing("flow"):
             return Couplings(features, self.flow, self.flow_length, self.flow_width)
 
@@ -229,8 +229,9 @@ class FlowVI(DrawnWeights):
         return posterior
 
     def _final_elbo(self, run: Run, q: State, state: State) -> float:
-        """The bound at the answer, over all rows, with fresh draws; the mean over members. Points,
-        given which it holds, have neither prior nor entropy, as in an evidence."""
+        """The bound for the final q, over all rows, with new draws; the mean over members. It is
+        conditional on point estimates, which have neither prior nor entropy in it, as in an
+        evidence."""
         rows, noise = run.passes(), run.noise("elbo")
         total = torch.zeros(run.size, device=run.device, dtype=torch.float64)
         with torch.no_grad():
@@ -246,5 +247,5 @@ class FlowVI(DrawnWeights):
 
 
 def _answer(state: State) -> State:
-    """q: what was averaged, or the last iterate."""
+    """The final q: the averages, or else the last iterate."""
     return {name: averaged(state, name) for name in ("mean", "rho", "flow")}

@@ -3,10 +3,10 @@
     ELBO = E_q[Σ_i log p(y_i | θ)] + E_q log p(θ) + T·H[q],   θ = μ + R ε,   ε ~ N(0, I)
 
 summed over the data set and over all weights, and estimated with `samples` draws per member and
-step (pathwise gradients). With a Gaussian or a Laplace prior E_q log p(θ) is exact; with another,
-log p is averaged over the same draws. T = 1 is the bound. Parameters outside the model's subset,
-and those of the likelihood, are point estimates: they maximise the ELBO plus their log prior. The
-reported bound is conditional on them.
+step (pathwise gradients). With a Gaussian or a Laplace prior E_q log p(θ) is exact; with another
+prior, log p is averaged over the same draws. It is a bound for T = 1. Parameters outside the
+subset, and those of the likelihood, are point estimates: they maximise the ELBO plus their log
+prior. The reported bound is conditional on them.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ class DrawnWeights(Method):
         return fit.value.unflatten(0, (-1, s)).mean(1), changed
 
     def normals(self, clock: Clock, numbers: int) -> Tensor:
-        """ε, [M, S, numbers]; an even number of draws comes in pairs ±ε, in which what is odd in ε
-        cancels."""
+        """ε, [M, S, numbers]. An even number of draws consists of pairs ±ε, in which odd functions
+        of ε cancel."""
         if self.samples == 1:
             return clock.noise(numbers).unsqueeze(1)
         paired = self.samples % 2 == 0
@@ -95,7 +95,8 @@ class DrawnWeights(Method):
         return torch.cat([eps, -eps], 1) if paired else eps
 
     def log_prior_at(self, run: Run, theta: Tensor) -> Tensor:
-        """The mean over draws θ [M, S, P] of log p(θ), [M], of all weights, also of points."""
+        """The mean over draws θ [M, S, P] of log p(θ), [M], of all weights, including point
+        estimates."""
         many = run.expand_particles(theta.shape[1])
         return many.prior.log_prob(theta.flatten(0, 1)).unflatten(0, theta.shape[:2]).mean(1)
 
@@ -111,7 +112,7 @@ class VariationalGaussian(DrawnWeights):
         `DrawnWeights`.
     """
 
-    shape: ClassVar[tuple[str, ...]]  # the names, besides "mean", that q is trained by
+    shape: ClassVar[tuple[str, ...]]  # the names of q's trained tensors besides "mean"
     predicted_draws: ClassVar[int] = 100
     copies: ClassVar[float] = 45.0
     half_precision: ClassVar[bool] = True
@@ -120,15 +121,15 @@ class VariationalGaussian(DrawnWeights):
 
     @abstractmethod
     def init_shape(self, run: Run) -> State:
-        """What the covariance starts as, under the names of `shape`."""
+        """The initial covariance, as tensors with the names in `shape`."""
 
     @abstractmethod
     def covariance(self, params: State) -> linalg.Structure:
-        """Of the subset's weights, at the end."""
+        """The covariance of the subset's weights, at the end."""
 
     @abstractmethod
     def numbers(self, params: State) -> int:
-        """How many standard normal numbers a draw is made of."""
+        """The number of standard normal numbers per draw."""
 
     @abstractmethod
     def away(self, params: State, eps: Tensor) -> Tensor:
@@ -136,7 +137,7 @@ class VariationalGaussian(DrawnWeights):
 
     @abstractmethod
     def variances(self, params: State) -> Tensor:
-        """Of each weight, [M, subset]."""
+        """The variance of each weight, [M, subset]."""
 
     @abstractmethod
     def logdet(self, params: State) -> Tensor:
@@ -169,11 +170,11 @@ class VariationalGaussian(DrawnWeights):
         return posterior
 
     def learned_priors(self, run: Run, q: State) -> list[Any] | None:
-        """Each member's own prior, where it is learned."""
+        """The prior of each member, if it is learned."""
         return None
 
     def subset_log_prior(self, run: Run, q: State) -> Tensor | None:
-        """E_q log p(θ) of the subset's weights, [M]; None where there is no closed form."""
+        """E_q log p(θ) of the subset's weights, [M]; None if there is no closed form."""
         own = q["mean"][:, run.subset_where]
         if not run.subset_prior.widens:
             return None
@@ -181,13 +182,13 @@ class VariationalGaussian(DrawnWeights):
         return run.subset_prior.log_prob(own) + wider
 
     def exact_log_likelihood(self, run: Run, q: State, state: State) -> Tensor | None:
-        """E_q Σ log p(y | θ) over all rows, [M]; None where there is no closed form."""
+        """E_q Σ log p(y | θ) over all rows, [M]; None if there is no closed form."""
         return None
 
     def _final_elbo(self, run: Run, q: State, state: State) -> float:
-        """The bound at the answer, over all rows; the mean over members. What has no closed form
-        is averaged over fresh draws. Points, given which it holds, have neither prior nor entropy,
-        as in an evidence."""
+        """The bound for the final q, over all rows; the mean over members. Terms without a closed
+        form are averaged over new draws. It is conditional on point estimates, which have neither
+        prior nor entropy in it, as in an evidence."""
         rows, noise, inside = run.passes(), run.noise("elbo"), self.subset_log_prior(run, q)
         total = torch.zeros(run.size, device=run.device, dtype=torch.float64)
         with torch.no_grad():
@@ -224,7 +225,7 @@ class GaussianVI(VariationalGaussian):
         yield from noise_on_held_out(self.score, run, average_name("mean", self.average))
 
     def objective(self, run: Run) -> Objective:
-        """What is ascended."""
+        """The objective that is maximised."""
         return self._elbo
 
     def _elbo(self, run: Run, params: State, batch: Batch, clock: Clock) -> Any:
@@ -235,12 +236,13 @@ class GaussianVI(VariationalGaussian):
     def expected_log_likelihood(
         self, run: Run, params: State, batch: Batch, clock: Clock
     ) -> tuple[Tensor, State, Tensor]:
-        """E_q Σ log p(y | θ), [M], what the pass changed, and the draws [M, S, P]."""
+        """E_q Σ log p(y | θ), [M], the state entries that the pass changed, and the draws [M, S,
+        P]."""
         theta = self.drawn(run, params, self.normals(clock, self.numbers(params)))
         return *self.log_likelihood_at(run, params, batch, theta), theta
 
     def expected_log_prior(self, run: Run, params: State, theta: Tensor) -> Tensor:
-        """E_q log p(θ), [M], of all weights, also of those that are points."""
+        """E_q log p(θ), [M], of all weights, including point estimates."""
         if run.subset_prior.widens:
             own, std = params["mean"][:, run.subset_where], self.variances(params).sqrt()
             return run.prior.log_prob(params["mean"]) + run.subset_prior.widening(own, std)
@@ -248,7 +250,7 @@ class GaussianVI(VariationalGaussian):
 
 
 def moved(run: Run, mean: Tensor, away: Tensor) -> Tensor:
-    """The mean [..., P], and what is added to the subset's weights [..., subset]."""
+    """The mean [..., P] plus a difference of the subset's weights [..., subset]."""
     where = run.subset_where
     if isinstance(where, Tensor):
         return mean.expand(*away.shape[:-1], -1).index_add(-1, where, away)

@@ -5,10 +5,10 @@
     h ← β₂h + (1−β₂)ĥ + ½(1−β₂)²(h − ĥ)²/(h + δ)                       δ: prior precision / n
     m ← m − α (g/(1−β₁ᵗ) + δ(m − m₀))/(h + δ)
 
-Shen et al. (2024), Algorithm 1. One gradient a step gives both: ĝ moves the mean, and ĝε/σ is, on
-average over ε, the diagonal of the Hessian under q (Price's theorem). What is held here is σ²
-itself. With G = −nĝ, the gradient of the log-likelihood of all rows, and τ the prior's precision,
-the same lines are
+Shen et al. (2024), Algorithm 1. One gradient per step is used twice: ĝ moves the mean, and ĝε/σ is,
+on average over ε, the diagonal of the Hessian under q (Price's theorem). The state has σ² in place
+of h. With G = −nĝ, the gradient of the log-likelihood of all rows, and τ the prior's precision, the
+same equations are
 
     σ² ← σ²/(1 + x + x²/2),   x = (1−β₂)((τσ² − G(θ − m))/T − 1)
     m ← m + α (σ²/T)(Ḡ + ∇log p(m))
@@ -29,7 +29,7 @@ more, h₀ would never be forgotten here. h₀ = 1 is that of the paper's code. 
 noisier, by √((1−β₂)/2) times the noise of one ĥ/(h + δ).
 
 The prior is Gaussian. Weights outside the subset and learned noise are points with their prior,
-moved by Adam at a tenth of the rate. Like mean-field it cannot hold correlations.
+trained by Adam at a tenth of the rate. As in mean-field, q has no correlations.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ from doxa.method.method import between, positive
 from doxa.optim import Adam
 from doxa.vi.gaussian import VariationalGaussian, moved
 
-_POINTS = 0.1  # the rate of points, which is Adam's, as a share of that of the mean
-_FORGETS = 4  # how often the Hessian's memory fits into the run
+_POINTS = 0.1  # Adam's rate for points, relative to the rate of the mean
+_FORGETS = 4  # length of the run over that of the Hessian's memory
 
 
 @store.register("ivon")
@@ -121,7 +121,7 @@ class IVON(VariationalGaussian):
     def stages(self, run: Run) -> Iterable[Stage]:
         kept = torch.ones(run.layout.size, dtype=torch.bool, device=run.device)
         kept[run.subset_index] = False
-        points = kept.nonzero()[:, 0]  # positions of the weights that are no part of q
+        points = kept.nonzero()[:, 0]  # positions of the weights that are not in q
         first = first_averaged(self.average, run.steps)
 
         def enter(run: Run, state: State) -> State:
@@ -146,7 +146,7 @@ class IVON(VariationalGaussian):
     def _step(
         self, run: Run, state: State, batch: Batch, clock: Clock, points: Tensor
     ) -> tuple[State, Tensor]:
-        """What changes, and E_q log p(y | θ) of all rows, [M]."""
+        """The new state entries, and E_q log p(y | θ) of all rows, [M]."""
         mean, variance, where = state["mean"], state["variance"], run.subset_where
         away = self.away(state, self.normals(clock, variance.shape[1]))  # θ − m, [M, S, subset]
         params = {**state, "draws": moved(run, mean.unsqueeze(1), away)}
@@ -175,8 +175,9 @@ class IVON(VariationalGaussian):
         return {**new, **adam}, value
 
     def _variance(self, run: Run, variance: Tensor, away: Tensor, slope: Tensor) -> Tensor:
-        """σ² after a step, in few passes over memory: 2σ²/(1 + u²), u = 1 + x. It never vanishes:
-        the smallest number is added, which is less than rounding to all but the smallest."""
+        """σ² after a step, in few passes over memory: 2σ²/(1 + u²), u = 1 + x. The smallest number
+        is added, so that it never vanishes; to all but the smallest values this is less than
+        rounding."""
         beta2, prior = self._kept(run.steps), run.subset_prior
         share = (1 - beta2) / run.setting(self, "temperature")
         kept, half, tiny = (
@@ -194,7 +195,7 @@ class IVON(VariationalGaussian):
         return torch.addcdiv(tiny, variance, torch.addcmul(half, u, u, value=0.5))
 
     def _kept(self, steps: int) -> float:
-        """β₂ of a run of so many steps; ten make a Hessian at least."""
+        """β₂ for a run with this number of steps; the memory is at least ten steps."""
         return max(0.9, 1 - _FORGETS / max(steps, 1)) if self.beta2 is None else self.beta2
 
     def normals(self, clock: Clock, numbers: int) -> Tensor:

@@ -2,18 +2,18 @@
 
 In closed form for discrete distributions and for Gaussians (factorised, or with any `Structure` of
 `doxa.linalg` as covariance); by Monte Carlo, with its standard error, for everything else, such as
-mixtures. All are *summed* over what the distribution is over, never averaged: a mean over weights
-is no divergence, and an ELBO that subtracts it is no bound.
+mixtures. All are *summed* over the variables of the distribution, never averaged: a mean over
+weights is not a divergence, and an ELBO that subtracts it is not a bound.
 
 Gradients of an expectation under a Gaussian, by draws: G = ∇_{μ,σ} E_{N(μ, σ²)} f(θ).
 
     pathwise        θ = μ + σε:   ∂_μ = f′(θ),              ∂_σ = f′(θ) ε
     score function  ∂_μ = f(θ) (θ − μ)/σ²,   ∂_σ = f(θ) ((θ − μ)² − σ²)/σ³
 
-Both are unbiased; they differ in variance, which is why every method here takes the first. The
-second needs no derivative of f, so that f may be discrete; a baseline that does not depend on the
-draw (the mean of f over the others) takes out most of its variance. Kingma & Welling (2014);
-Williams (1992); Mohamed et al. (2020).
+Both are unbiased. The first has less variance, so all methods here use it. The second needs no
+derivative of f, so that f may be discrete; a baseline that does not depend on the draw (the mean of
+f over the others) removes most of its variance. Kingma & Welling (2014); Williams (1992); Mohamed
+et al. (2020).
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def discrete(q: Tensor, p: Tensor) -> Tensor:
 def gaussian(
     mean: Tensor, std: Tensor, prior_mean: Tensor | float, prior_std: Tensor | float
 ) -> Tensor:
-    """Of N(mean, std²) to N(prior_mean, prior_std²), summed over the last axis: numbers are
-    independent, and each gives log(s/σ) + (σ² + (μ − m)²)/2s² − ½."""
+    """KL of N(mean, std²) to N(prior_mean, prior_std²), summed over the last axis. The numbers are
+    independent, and each has log(s/σ) + (σ² + (μ − m)²)/2s² − ½."""
     prior_std = torch.as_tensor(prior_std, dtype=std.dtype, device=std.device)
     ratio = (std / prior_std).square()
     away = ((mean - prior_mean) / prior_std).square()
@@ -61,8 +61,9 @@ def gaussian(
 def multivariate(
     mean: Tensor, covariance: Structure, prior_mean: Tensor | float, prior_std: Tensor | float
 ) -> Tensor:
-    """Of K Gaussians N(mean_k, Σ_k), means [K, P], to independent ones: [K]. Of Σ only variances
-    and determinant are needed: ½ (Σ_i (Σ_ii + (μ_i − m_i)²)/s_i² − P + Σ log s_i² − log|Σ|)."""
+    """KL of K Gaussians N(mean_k, Σ_k), means [K, P], to independent ones: [K]. Only the variances
+    and the determinant of Σ are needed: ½ (Σ_i (Σ_ii + (μ_i − m_i)²)/s_i² − P + Σ log s_i² −
+    log|Σ|)."""
     scale = torch.as_tensor(prior_std, dtype=mean.dtype, device=mean.device).expand_as(mean)
     away = (covariance.diagonal() + (mean - prior_mean).square()) / scale.square()
     return 0.5 * (away.sum(-1) - mean.shape[-1] + 2 * scale.log().sum(-1) - covariance.logdet())
@@ -71,14 +72,14 @@ def multivariate(
 def monte_carlo(
     draws: Tensor, log_q: Callable[[Tensor], Tensor], log_p: Callable[[Tensor], Tensor]
 ) -> Estimate:
-    """From draws of q, [S, ...], and both log densities, [S]: mixtures, flows, any sampler whose
-    density is known. The error is that of the mean over draws."""
+    """KL from draws of q, [S, ...], and both log densities, [S]: for mixtures, flows, and any
+    sampler with a known density. The error is that of the mean over draws."""
     gaps = log_q(draws) - log_p(draws)
     return mean_of(gaps)
 
 
 def mean_of(values: Tensor) -> Estimate:
-    """Over the first axis, of independent values."""
+    """The mean over the first axis, of independent values."""
     if len(values) < 2:
         raise DataError("a standard error needs two draws at least")
     return Estimate(values.mean(0), values.std(0) / math.sqrt(len(values)))

@@ -5,9 +5,9 @@
     softmax, bound:  E_q log p(y) ≥ f_μ,y − log Σ_k exp(f_μ,k + ½ Var_q f_k)
     Var_q f_k = Σ_n (A (L_n φ̃))_k²,   φ̃ = (φ, 1),   f_μ the output of the mean weights
 
-The expectation under Gaussian noise is exact, so that nothing in the objective is random but the
-batch; where the features are fixed this is Bayesian linear regression, found by gradients. Other
-likelihoods are averaged over draws of the weights, or, for a softmax, bounded without any (Jensen).
+The expectation under Gaussian noise is exact, so only the batch is random in the objective. With
+fixed features, this is Bayesian linear regression, found by gradients. Other likelihoods are
+averaged over draws of the weights, or, for a softmax, bounded without draws (Jensen).
 
 Both closed forms need outputs f that are affine in the last layer's output u, with the same A for
 all rows and all weights. Usually f is u. A fixed output scale, a fixed or row-dependent shift, a
@@ -44,15 +44,15 @@ from doxa.noise import generator
 from doxa.vi.estimators import under
 from doxa.vi.gaussian import GaussianVI
 
-_MOST = 5000  # weights of a last layer whose covariance is held whole
-_PROBED = 64  # rows on which it is checked what follows the last layer
+_MOST = 5000  # most weights of a last layer: its covariance is a dense matrix
+_PROBED = 64  # rows of the probe
 _MOST_ENTRIES = 1 << 20  # of the matrix A, where it is not diagonal
-_HELD = 1 << 24  # numbers of A L φ̃ that are held at once for the final bound
+_HELD = 1 << 24  # numbers of A L φ̃ per block, for the final bound
 
 
 class Tapped(MethodLayer):
-    """Mixin of layers that also return their input φ. A `shift`, where given, is added to their
-    output, to probe how the network uses it."""
+    """Mixin of layers that also return their input φ. An optional `shift` is added to their output,
+    to probe how the network uses it."""
 
     gives = ("features",)
     shift: Tensor | None
@@ -137,7 +137,7 @@ class LastLayerVI(GaussianVI):
         }
 
     def factor(self, params: State) -> Tensor:
-        """L: its diagonal softplus(ρ), free below, in units of it."""
+        """L: softplus(ρ) on its diagonal; the entries below it are relative to the diagonal."""
         std = deviation(params["rho"])
         return std.unsqueeze(2) * params["lower"].tril(-1) + torch.diag_embed(std)
 
@@ -278,7 +278,8 @@ def output_map(run: Run, features: str) -> Tensor | None:
 
 
 class _Probe:
-    """What a network makes of its last layer's output, on a few rows and at two sets of weights."""
+    """The network's outputs as a function of the output of its last layer, on a few rows and at two
+    sets of weights."""
 
     def __init__(self, run: Run, features: str) -> None:
         self.net, self.name = run.net, run.net.head or ""
@@ -320,7 +321,7 @@ class _Probe:
         return shift, self.outputs(weights, shift)
 
     def diagonal(self) -> Tensor | None:
-        """The sums of A's columns: its diagonal, where it has nothing else."""
+        """The sums of A's columns, which are its diagonal if it has no other entries."""
         with torch.enable_grad():
             shift, f = self._differentiable()
             if f.numel() != shift.numel() or not f.requires_grad:
@@ -380,5 +381,5 @@ class _Probe:
 
 
 def lost_to_softmax(mean: Tensor, variance: Tensor) -> Tensor:
-    """log E Σ_k exp f_k − log Σ_k exp m_k of normal logits, [M, B]: what Jensen's bound takes."""
+    """log E Σ_k exp f_k − log Σ_k exp m_k of normal logits, [M, B]: the loss of Jensen's bound."""
     return torch.logsumexp(mean + 0.5 * variance, 2) - torch.logsumexp(mean, 2)

@@ -4,10 +4,10 @@
     θ = μ + D^½ (ε₁ + G ε₂/√R)
 
 Ong, Nott & Smith (2018); Tomczak, Swaroop & Turner (2020). R = 0 is mean-field; with R as large as
-the number of weights it holds any Gaussian. The directions that matter are those in which weights
-make up for each other, where mean-field is too narrow. They are in units of each weight's σ, so
-that a step of the optimiser cannot drown it in noise. A step costs what mean-field's does plus R
-numbers per weight; log|Σ| = log|D| + log|I + Gᵀ G/R| needs an R × R determinant.
+the number of weights, the family has all Gaussians. The important directions are those in which
+weights compensate for each other; there, mean-field is too narrow. G is in units of each weight's
+σ, so that a step of the optimiser cannot make a weight very noisy. A step costs as much as one of
+mean-field, plus R numbers per weight; log|Σ| = log|D| + log|I + Gᵀ G/R| needs an R × R determinant.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from doxa.method.method import Workload, whole
 from doxa.model.layers import deviation
 from doxa.vi.gaussian import GaussianVI
 
-_FACTORS = 10.0  # copies of G that a step holds, as measured
+_FACTORS = 10.0  # copies of G at the peak of a step, as measured
 
 
 @store.register("low-rank-vi")
@@ -51,7 +51,7 @@ class LowRankVI(GaussianVI):
         return super().planned_bytes(work) + int(_FACTORS * factors)
 
     def init_shape(self, run: Run) -> State:
-        """σ in D alone; G small and random, since at zero its gradient is zero."""
+        """Initially σ is in D only. G is small and random, because its gradient at zero is zero."""
         size = len(run.subset_index)
         std = run.field(self, "initial_std").unsqueeze(1)
         return {

@@ -15,9 +15,9 @@ the objective is standard dropout training, ½ mean (y − f)² + ½ Σ_l λ_l �
 
     λ = σ² / (s² N (1 − p)) = l² / (τ N (1 − p)),   without 1 − p where nothing is masked
 
-so that p, l and τ are one choice. `doxa.tune(net, data, "mc-dropout", {"p": [...], "likelihood":
-[...], "prior": [...]})` tries them as runs of one stacked fit; `by="objective"` chooses among p and
-τ without held-out rows.
+so p, l and τ are to be chosen together. `doxa.tune(net, data, "mc-dropout", {"p": [...],
+"likelihood": [...], "prior": [...]})` tries them as runs of one stacked fit; `by="objective"`
+chooses among p and τ without held-out rows.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class MCDropout(Method):
     insert: str = one_of("hidden", "all", "never")
 
     def prepare(self, problem: Problem) -> Problem:
-        """Layers that mask take the method's p; where there are none they are inserted."""
+        """Give the method's p to layers with masks; insert such layers if there are none."""
         return with_masks(
             problem, self.insert,
             lambda rate, channels: MaskedDropout(self.p or rate or 0.1, channels),
@@ -93,8 +93,8 @@ class MCDropout(Method):
         return {**run.init_network(), **own, "factor": factor, "entropy": entropy}
 
     def rates(self, run: Run) -> dict[str, Tensor]:
-        """The dropout probability of each layer and member, as the buffers that layers are given:
-        {"LAYER.p": [M]}."""
+        """The dropout probability of each layer and member, as buffers of the layers: {"LAYER.p":
+        [M]}."""
         layers = [name.removesuffix(".uniform") for name in run.net.sites]
         if run.problem.partial:
             return self._rates_of_subset(run, layers)
@@ -151,10 +151,10 @@ class MCDropout(Method):
         return posterior
 
     def _final_objective(self, run: Run, state: State) -> tuple[float, float]:
-        """The objective at the answer and its standard error, the mean over members.
+        """The objective of the final weights and its standard error, the mean over members.
 
-        Every pass draws one mask per row; there are as many as make 10,000 masks, 4 to 100, but no
-        more than see a tenth of the rows that training saw.
+        Every pass draws one mask per row. The number of passes gives 10,000 masks; it is between 4
+        and 100, and in total the passes see at most a tenth of the rows that training saw.
         """
         rows, noise = run.passes(), run.noise("objective")
         seen = run.steps * min(run.settings.batch_size, rows.longest)
@@ -178,15 +178,17 @@ def with_masks(
     problem: Problem, insert: str, make: Callable[[float, bool], MaskedDropout],
     spatial: bool = False, points: bool = True,
 ) -> Problem:  # fmt: skip
-    """The problem with the network's dropout layers replaced by those that `make` gives for (their
-    rate, whether they mask whole channels), or with such layers inserted where it has none; before
+    """The problem with masks from `make`, which takes a rate and whether whole channels are masked.
+
+    The network's dropout layers are replaced. If it has none, layers are inserted; before
     convolutions they mask channels if `spatial`. Weights outside the subset are points: unless
-    `points`, what feeds them is not masked."""
+    `points`, the inputs of their layers are not masked.
+    """
     assert isinstance(problem, Network)
     net = problem.net.net
     has = any(isinstance(layer, MaskedDropout) for layer in net.modules())
     layers = [name for name, layer in net.named_modules() if isinstance(layer, _WEIGHTED)]
-    trained = problem.net.layout.slices  # a layer that is frozen is no weight, and is not masked
+    trained = problem.net.layout.slices  # a frozen layer has no weights and is not masked
     chosen = [n for n in (layers if insert == "all" else layers[1:]) if weight_of(n) in trained]
     uncertain = set(problem.net.subset_names)
     if not points:
@@ -209,7 +211,7 @@ def with_masks(
 
 
 def _given_rates(state: State) -> dict[str, Tensor]:
-    """{"LAYER.p": [M]}, of the members that the state holds."""
+    """{"LAYER.p": [M]}, for the members in the state."""
     return {k.removeprefix("rate."): v for k, v in state.items() if k.startswith("rate.")}
 
 

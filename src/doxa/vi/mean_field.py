@@ -8,7 +8,7 @@ step: of weights, by local reparametrisation, or by Flipout (`doxa.vi.estimators
 several draws). The gradient of the entropy (by ρ it is T) is in closed form, and so is that of the
 KL under a Gaussian or a Laplace prior. Point estimates and the bound are as for every Gaussian
 (`doxa.vi.gaussian`). Prediction and the final bound draw weights, for any estimator. The family has
-no correlations, so it is too narrow where the posterior has them.
+no correlations, so it is too narrow if the posterior has them.
 
 The scale of a Gaussian prior can be learned, at the maximum of the ELBO (empirical Bayes):
 
@@ -71,7 +71,7 @@ class Scaled:
         self.gain = 0.5 * (self.tau.log() - (self.tau - 1) * squares).sum(1)  # over τ = 1, [M]
 
     def more(self) -> tuple[Tensor, Tensor]:
-        """What the gradients by μ and σ have besides those under the given prior, [M, subset]."""
+        """The gradients by μ and σ in addition to those under the given prior, [M, subset]."""
         return (1 - self.tau) * self.pull, (1 - self.tau) * self.width
 
 
@@ -83,8 +83,8 @@ def best_priors(run: Run, kind: str, mean: Tensor, std: Tensor) -> list[Prior | 
 
 
 class Away(torch.autograd.Function):
-    """exp(ρ) ε, [M, S, P], whose derivative by ρ is itself: one pass back where autograd takes two.
-    Also exp(ρ), without a derivative."""
+    """exp(ρ) ε, [M, S, P], whose derivative by ρ is itself: the backward pass is one pass over
+    memory, where autograd takes two. Also returns exp(ρ), without a derivative."""
 
     @staticmethod
     def forward(rho: Tensor, eps: Tensor) -> tuple[Tensor, Tensor]:
@@ -177,12 +177,12 @@ class MeanField(GaussianVI):
             theta = moved(run, mean.unsqueeze(1), away)
         else:
             std, nested = rho.exp(), placed.draws > 1
-            batch = batch.drawn(placed.draws) if nested else batch
+            batch = batch.repeat_targets(placed.draws) if nested else batch
             eps = rho.new_empty(len(rho), 1, 0) if nested else self.normals(clock, placed.numbers())
             theta, given = placed.drawn(run, mean, std, eps, batch, clock)
         value, changed = self.log_likelihood_at(run, params, batch, theta, **given)
         if not run.subset_prior.widens:
-            if placed is not None:  # layers have no draw of the weights
+            if placed is not None:  # weights whose layers add noise are not drawn
                 size = std.shape[1]
                 eps = self.normals(clock, size) if nested else clock.noise(size).unsqueeze(1)
                 away = std.unsqueeze(1) * eps
@@ -191,7 +191,7 @@ class MeanField(GaussianVI):
         return value, changed, self._known(run, params, std.detach())
 
     def _known(self, run: Run, params: State, std: Tensor) -> AnalyticGradient:
-        """T·H[q], and E_q log p(θ) where it is in closed form, with their gradients."""
+        """T·H[q], and E_q log p(θ) if it is in closed form, with their gradients."""
         mean, heat = params["mean"].detach(), run.setting(self, "temperature")
         entropy = self.entropy(run, {"rho": params["rho"].detach()})
         value = run.field(self, "temperature") * entropy
@@ -230,6 +230,6 @@ class MeanField(GaussianVI):
 
 
 def std_of(params: State) -> Tensor:
-    """σ = exp(ρ), never so small that its square would vanish."""
+    """σ = exp(ρ), bounded below so that its square does not vanish."""
     rho = params["rho"]
     return rho.clamp_min(0.5 * math.log(torch.finfo(rho.dtype).tiny)).exp()

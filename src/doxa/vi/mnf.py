@@ -153,8 +153,9 @@ class MNF(Method):
         return posterior
 
     def _final_elbo(self, run: Run, state: State) -> float:
-        """The bound at the answer, over all rows, with fresh draws; the mean over members. Points,
-        given which it holds, have neither prior nor entropy, as in an evidence."""
+        """The bound for the final q, over all rows, with new draws; the mean over members. It is
+        conditional on point estimates, which have neither prior nor entropy in it, as in an
+        evidence."""
         rows, noise, prior = run.passes(), run.noise("elbo"), run.subset_prior
         total = torch.zeros(run.size, device=run.device, dtype=torch.float64)
         steps = self.elbo_samples * rows.count
@@ -179,8 +180,8 @@ def expected_log_prior(prior: BoundPrior, mean: Tensor, std: Tensor, clock: Cloc
 
 
 def given_z(run: Run, params: State, terms: Params) -> tuple[Tensor, Tensor, Tensor]:
-    """Of q(W | z), with the z that layers gave: the means [M, P], where points are themselves, and
-    the deviations [M, subset]; and Σ log q(z) − log r(z | W), [M]."""
+    """q(W | z) for the z of the layers: the means [M, P], which for points are the weights
+    themselves, and the deviations [M, subset]; and Σ log q(z) − log r(z | W), [M]."""
     weights = run.layout.unflatten(params["theta"])
     own = run.net.layers.unflatten(params["layers"])
     log_ratio = torch.zeros_like(params["theta"][:, 0])

@@ -41,13 +41,13 @@ class Rank1(Components):
     Parameters
     ----------
     components: K, the components of the mixture.
-    factor_prior: of the factors, around one: "normal", or "cauchy", which lets some go far.
+    factor_prior: of the factors, around one: "normal", or "cauchy", which allows large values.
     prior_std: its standard deviation; of a Cauchy prior, its scale.
     initial_factor_std: the standard deviation of the components' initial means around one; 0:
         random signs.
     initial_std: the standard deviation each factor starts with.
     temperature: T in E_q[−log joint] − T·H[q]; below 1 the factors are narrower.
-    elbo_samples: draws a row with which the final ELBO is estimated.
+    elbo_samples: draws per row with which the final ELBO is estimated.
     """
 
     name: ClassVar[str] = "rank1"
@@ -92,8 +92,8 @@ class Rank1(Components):
         return posterior
 
     def _final_elbo(self, run: Run, state: State) -> float:
-        """The bound at the answer, over all rows and components; the mean over members. Weights,
-        given which it holds, have no prior in it."""
+        """The bound for the final q, over all rows and components; the mean over members. It is
+        conditional on the weights, whose prior is not included."""
         k, many = self.components, run.expand_particles(self.components)
         theta, inner = (
             state["theta"].repeat_interleave(k, 0),
@@ -132,7 +132,7 @@ def cauchy_divergence(mean: Tensor, std: Tensor, scale: Tensor, eps: Tensor) -> 
 
 
 def _factors(run: Run, layers: Tensor) -> tuple[Tensor, Tensor]:
-    """Means and standard deviations of all factors, of [M, K, Q]: [M, K, F] each."""
+    """Means and standard deviations of all factors, from [M, K, Q]: [M, K, F] each."""
     own = run.net.layers.unflatten(layers)
     rho = [value for name, value in own.items() if name.endswith("_rho")]
     mean = [own[name.removesuffix("_rho")] for name in own if name.endswith("_rho")]

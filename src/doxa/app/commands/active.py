@@ -31,6 +31,7 @@ from doxa.app.options import (
     Net,
     Numeric,
     Rate,
+    SavedNet,
     Seed,
     Sep,
     Settings,
@@ -49,7 +50,7 @@ Folder = Annotated[Path, typer.Argument(help="The folder of the session.", show_
 Data = Annotated[
     Path,
     typer.Argument(
-        help="A CSV or Parquet file, a .npy or .npz file of images, or a folder of pictures.",
+        help="A CSV or Parquet file, a .npy or .npz file of images, or a folder of images.",
         show_default=False,
     ),
 ]
@@ -122,7 +123,7 @@ def start(
 
 @app.command(name="next")
 def next_rows(
-    folder: Folder, count: Count = None, net: Net = None, verbose: Verbose = False
+    folder: Folder, count: Count = None, net: SavedNet = None, verbose: Verbose = False
 ) -> None:
     """Choose the next rows to label, and write them to FOLDER/to_label.csv.
 

@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 
 from doxa.app.commands.terminal import err, log_to_terminal, out, show
-from doxa.app.options import DataFile, Decimal, Encoding, Net, Run, Sep, Verbose
+from doxa.app.options import DataFile, Decimal, Encoding, Run, SavedNet, Sep, Verbose
 from doxa.errors import DataError
 
 
@@ -39,7 +39,7 @@ def predict(
     sep: Sep = None,
     decimal: Decimal = None,
     encoding: Encoding = None,
-    net: Net = None,
+    net: SavedNet = None,
     verbose: Verbose = False,
 ) -> None:
     """Predict new rows: mean, std and interval, or class probabilities and entropy.

@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 
 from doxa.app.commands.terminal import log_to_terminal, out
-from doxa.app.options import Decimal, Encoding, Net, Run, Sep, Verbose
+from doxa.app.options import Decimal, Encoding, Run, SavedNet, Sep, Verbose
 
 
 def report(
@@ -34,7 +34,7 @@ def report(
     sep: Sep = None,
     decimal: Decimal = None,
     encoding: Encoding = None,
-    net: Net = None,
+    net: SavedNet = None,
     verbose: Verbose = False,
 ) -> None:
     """Write a report on a saved run: one HTML file that opens offline.

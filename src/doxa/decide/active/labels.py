@@ -29,22 +29,22 @@ STATE = "state"  # the artefact in the folder of a session
 
 @dataclass(frozen=True)
 class Labels:
-    """Which labels a row may have: what the likelihood and the network's outputs allow.
+    """The labels that a row may have, according to the likelihood and the network's outputs.
 
-    likelihood: None where `fit` infers it from the labels. output: the shape of the network's
-    output for one row; None where it is not known.
+    likelihood: None if `fit` infers it from the labels. output: the shape of the network's output
+    for one row; None if it is not known.
     """
 
     likelihood: Likelihood | None = None
     output: tuple[int, ...] | None = None
 
     def checked(self, row: int, label: Any) -> Any:
-        """The label as plain numbers; one that cannot be fitted to is refused by its row."""
+        """The label as plain numbers; an error that names the row if the label is not allowed."""
         try:
             plain = label.detach().cpu() if isinstance(label, Tensor) else np.asarray(label)
             value = torch.as_tensor(plain)  # of float64 where labels are: none is rounded
         except (TypeError, ValueError, RuntimeError):
-            raise DataError(f"the label of row {row} is {label!r}, which is no number") from None
+            raise DataError(f"the label of row {row} is {label!r}, which is not a number") from None
         if not bool(torch.isfinite(value.double()).all()):
             raise DataError(f"the label of row {row} is {label!r}, which is no finite number")
         likelihood = self.likelihood
@@ -64,7 +64,7 @@ class Labels:
 
     @property
     def _classes(self) -> int:
-        """How many classes whole numbers would be; 0 where they are numbers."""
+        """The number of classes if whole numbers are classes; 0 if they are numbers."""
         several = self.output is not None and len(self.output) > 0 and self.output[0] > 1
         return self.output[0] if several and self.output is not None else 0
 
@@ -83,7 +83,8 @@ class Labels:
         return classifies and len(seen if ignored is None else seen[seen != ignored]) < 2
 
     def facts(self) -> dict[str, Any]:
-        """To be kept in a folder; a likelihood that cannot be stored is not."""
+        """The settings for the folder of a session; a likelihood that cannot be stored is
+        omitted."""
         try:
             kept = None if self.likelihood is None else store.encode(self.likelihood)
         except StoreError:
@@ -92,7 +93,7 @@ class Labels:
 
     @classmethod
     def of(cls, facts: Mapping[str, Any] | None) -> Labels:
-        """Of what `facts` gave; of a folder that has none, any number is a label."""
+        """From the result of `facts`; if a folder has none, any number is allowed."""
         if facts is None:
             return cls()
         wrong = StoreError("what labels may be is not as it was saved")
@@ -224,8 +225,8 @@ def _book(page: Mapping[str, Any]) -> LabelState:
 
 @dataclass
 class Learner:
-    """One run: how it chooses, its seed, its book, and the posterior of its last round; None while
-    all of its labels are of one class."""
+    """One run: its acquisition, its seed, its labels, and the posterior of its last round, or None
+    while all of its labels are of one class."""
 
     by: str
     seed: int

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
 from doxa import checks, store
-from doxa.data import as_tensor, as_tensors, gathered, rows_of
+from doxa.data import as_tensor, as_tensors, join_batches, rows_of
 from doxa.decide.acquisition import Acquisition, acquisition
 from doxa.decide.active.labels import (
     Labels,
@@ -295,7 +295,7 @@ class Work:
 
 
 class _Own(Runs):
-    """Runs whose seeds are their own, one for each set of rows."""
+    """Runs with one seed for each set of rows."""
 
     def expand(self, seed: int) -> list[RunSpec]:
         assert self.rows is not None and self.seeds is not None
@@ -304,7 +304,7 @@ class _Own(Runs):
 
 
 def scored(posterior: Any, test: tuple[Any, Tensor], n: int | None) -> dict[str, float]:
-    """`doxa.evaluate.metrics` of the test rows, a block at a time."""
+    """`doxa.evaluate.metrics` of the test rows, computed in blocks."""
     x, y = test
     count = kept(posterior, n)
     size = block_rows(posterior, count)
@@ -316,12 +316,12 @@ def scored(posterior: Any, test: tuple[Any, Tensor], n: int | None) -> dict[str,
 
 
 def _seed(one: Learner) -> int:
-    """Of one round of one learner."""
+    """The seed of one round of one learner."""
     return digest("active", one.seed, len(one.book.answers)) & 0x7FFFFFFF
 
 
 def name_of(way: str | Acquisition) -> str:
-    """What an acquisition is called; an unknown name is an error before any work."""
+    """The name of an acquisition; an unknown name is an error before any work."""
     if isinstance(way, str) and way.replace("-", "_") not in ("random", "batch_bald"):
         acquisition(way)
     return way if isinstance(way, str) else getattr(way, "__name__", type(way).__name__)
@@ -404,7 +404,7 @@ def learn(
     Learned
         Learning curves, labels, and the last posterior of each run.
     """
-    x = as_tensors(gathered(pool), "the pool")
+    x = as_tensors(join_batches(pool), "the pool")
     rows = rows_of(x, "the pool")
     if rows == 0:
         raise DataError("the pool is empty: there is nothing to learn from")
@@ -546,7 +546,7 @@ def _begun(work: Work, facts: dict[str, Any]) -> list[Learner] | None:
             except DataError as error:
                 mend = "decide.active.answer(folder, {row: label}, correct=True) replaces it"
                 raise DataError(f"{folder}: {error}; {mend}") from error
-        book.stopped = ""  # a larger budget goes on
+        book.stopped = ""  # a larger budget continues the session
         place = folder / f"posterior-{i}"
         net = work.model.net if isinstance(work.model, Model) else work.model
         last = load_posterior(place, net=net) if store.is_artefact(place) else None

@@ -38,7 +38,7 @@ from doxa.decide.design.draws import from_uniform, source, uniform
 from doxa.decide.design.experiment import Box, Experiment, Reals, Space, as_numbers
 from doxa.errors import MethodError, NumericalError
 
-_EDGE = 0.01  # of a box's width: where the sigmoid of a fixed design goes on as a line, to the end
+_EDGE = 0.01  # of a box's width: nearer to an end, the sigmoid of a fixed design is a line
 _BEND, _SLOPE = math.log((1 - _EDGE) / _EDGE), _EDGE * (1 - _EDGE)
 
 
@@ -62,7 +62,7 @@ class Policy(nn.Module, ABC):
 
 
 def _bounds(policy: nn.Module, space: Space) -> bool:
-    """Whether a space has ends; they become buffers of the policy."""
+    """Register the ends of a space as buffers of the policy; whether there are ends."""
     if isinstance(space, Reals):
         return False
     if not isinstance(space, Box):
@@ -79,7 +79,7 @@ def _squashed(raw: Tensor, low: Tensor, high: Tensor) -> Tensor:
 
 
 class Adaptive(Policy):
-    """A network over the set of what has been seen.
+    """A network over the set of designs and outcomes so far.
 
     Parameters
     ----------
@@ -134,8 +134,9 @@ def _layers(widths: Sequence[int]) -> nn.Sequential:
 
 
 class Fixed(Policy):
-    """T designs for everyone, optimised together from `designs`, or from a random start. The ends
-    of a box are designs like others: they can be given, reached and left."""
+    """T designs for all subjects, optimised together from `designs` or from a random start. The
+    ends of a box are possible designs: they can be given, and the optimisation can reach and leave
+    them."""
 
     low: Tensor
     high: Tensor
@@ -256,17 +257,38 @@ def train_policy(
     every: int = 100,
     report: Report | None = None,
 ) -> Trained:
-    """Ascend sPCE over the policy's weights; the policy is changed in place.
+    """Ascend sPCE over the weights of the policy, which is changed in place.
 
     Parameters
     ----------
-    steps: experiments in a run, T.
-    updates: of Adam, with a rate that falls to zero as a cosine.
-    outer, inner: rollouts of an update, and contrasts they share.
-    clip: the largest norm of a gradient; a rollout near a singularity of the likelihood has one
-        that is many times the others'.
-    compiled: fuse the contrasts by torch.compile; plain operations where that fails.
-    report: (update, sPCE) every `every` updates; training ends early where it returns True.
+    experiment : Experiment
+        The experiment.
+    policy : Policy
+        The policy.
+    steps : int
+        T, the number of experiments in a run.
+    updates : int
+        Number of Adam updates; their rate falls to zero as a cosine.
+    outer, inner : int
+        Rollouts per update, and contrasts that they share.
+    rate : float
+        The initial rate.
+    clip : float
+        The largest norm of a gradient. A rollout near a singularity of the likelihood can have a
+        gradient many times larger than the others.
+    seed : int
+        The random seed.
+    compiled : bool
+        Fuse the contrasts by torch.compile; if that fails, plain operations are used.
+    every : int
+        Updates between reports.
+    report : callable, optional
+        Called with (update, sPCE) every `every` updates. Training ends if it returns True.
+
+    Returns
+    -------
+    Trained
+        The bound during training, and the number of updates.
     """
     for name, count in (("steps", steps), ("updates", updates), ("outer", outer), ("inner", inner)):
         checks.whole(name, count)
@@ -288,7 +310,7 @@ def train_policy(
     def bound() -> Tensor:
         seen = rollout(experiment, policy, theta, noise)
         terms = seen.log_p - torch.logaddexp(seen.log_p, pool(seen, others))
-        if not seen.pathwise:  # which outcomes come depends on the weights too
+        if not seen.pathwise:  # the distribution of outcomes depends on the weights too
             fixed = terms.detach()
             terms = terms + (seen.log_p - seen.log_p.detach()) * (fixed - fixed.mean())
         return terms.mean() + math.log(inner + 1)
@@ -339,7 +361,7 @@ def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         if working:
             try:
                 return fused(*args)
-            except Exception as error:  # the compiler's, of any kind: plain operations do the same
+            except Exception as error:  # plain operations compute the same
                 log.warning("the contrasts are not compiled: %s", str(error).split("\n")[0])
                 working = False
         return function(*args)
@@ -348,8 +370,8 @@ def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _captured(update: Callable[[], Tensor]) -> Callable[[], Tensor] | None:
-    """An update as a CUDA graph, launched once whatever it consists of; None where it cannot be:
-    a likelihood that sends a number to the GPU, or waits for one."""
+    """An update as a CUDA graph. None if it cannot be captured: if a likelihood copies a number to
+    the GPU, or waits for one."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -378,7 +400,7 @@ _BLOCK = {"cpu": 1 << 17, "cuda": 1 << 26}  # log densities held at a time
 
 @dataclass(frozen=True)
 class Information:
-    """Of a policy's whole run, in nats: bounds with standard errors."""
+    """The total information of a policy, in nats: bounds with standard errors."""
 
     lower: float
     lower_error: float
@@ -405,8 +427,8 @@ def information(
     groups: int = 16,
     seed: int = 0,
 ) -> Information:
-    """sPCE and sNMC of a policy, from groups of rollouts with contrasts of their own; in constant
-    memory whatever `inner` is."""
+    """sPCE and sNMC of a policy, from groups of rollouts with separate contrasts; in constant
+    memory for any `inner`."""
     groups = min(
         checks.whole("groups", groups, least=2), checks.whole("rollouts", rollouts, least=2)
     )

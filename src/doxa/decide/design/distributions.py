@@ -41,10 +41,10 @@ _GAUSS = (
     0.0, 0.1294849661688696933, 0.0, 0.2797053914892766679, 0.0, 0.3818300505051189450, 0.0,
     0.4179591836734693878,
 )  # fmt: skip
-_CENTRAL, _OUTER = 6.0, (8.0, 12.0, 20.0, 40.0, 80.0, 150.0)  # where panels begin, in v
+_CENTRAL, _OUTER = 6.0, (8.0, 12.0, 20.0, 40.0, 80.0, 150.0)  # initial panels, in v
 _MOST_PANELS = 2000
 _NEGLIGIBLE = 30.0  # nats below the maximum: 1e-13 of its density
-_DEPTHS = (30.0, 2e3, 1e5, 1e7)  # how far below the prior's maximum θ is looked for
+_DEPTHS = (30.0, 2e3, 1e5, 1e7)  # distances below the prior's maximum up to which θ is searched
 
 
 class ParameterDistribution(ABC):
@@ -65,7 +65,7 @@ class ParameterDistribution(ABC):
         )
 
     def atoms(self, like: Tensor, nodes: int = 200) -> Weighted:
-        """θ as finitely many values with weights: all of them, or a quadrature's nodes."""
+        """θ as finitely many values with weights: all values, or the nodes of a quadrature."""
         raise Unavailable(
             "θ has no quadrature: the prior must be a list of atoms, discrete, or a distribution "
             "of one number with an inverse distribution function; estimate by draws instead"
@@ -179,7 +179,7 @@ class Line:
     """
 
     def __init__(self, low: float, high: float, centre: float, scale: float) -> None:
-        far = 1e12 * scale  # the inverse of a distribution function rounds: it may give no −∞
+        far = 1e12 * scale  # the inverse of a distribution function may round −∞ to a number
         self.ends = (low > centre - far, high < centre + far)
         if self.ends == (True, False):
             scale = centre - low
@@ -273,7 +273,8 @@ class Quadrature(Weighted):
         return ((right + left) / 2).unsqueeze(1) + half * self._knots
 
     def log_density(self, theta: Tensor, above: Tensor | None = None) -> Tensor:
-        """Of θ [S], not normalised; only where `above`, where that is given, else −∞."""
+        """The unnormalised log density of θ [S]. With `above`, it is evaluated only there, and is
+        −∞ elsewhere."""
         before = self.prior(theta).double()
         before = torch.where(torch.isnan(before), -torch.inf, before)
         if self.likelihood is None:
@@ -338,18 +339,19 @@ class Quadrature(Weighted):
         return panels
 
     def _coarse_panels(self, error: Tensor, errors: list[float]) -> Tensor:
-        """Those whose errors [P] matter, of a total of 1: none where the sum of errors is small
-        enough, or is small and has not fallen for three rounds, since it is rounding then."""
+        """The panels whose errors [P] matter, relative to a total of 1. There are none if the sum
+        of errors is small enough, or if it is small and has not fallen for three rounds, since it
+        is then rounding."""
         errors.append(float(error.sum()))
         stalled = len(errors) > 3 and errors[-1] > 0.5 * errors[-4]
         done = errors[-1] <= (1e4 if stalled else 1) * self._tolerance
         return (error > self._tolerance / len(error)) & (not done)
 
     def _cut(self, panels: Panels, depth: float) -> bool:
-        """Whether the posterior has mass where the prior was taken for too small."""
+        """Whether the posterior has mass where the prior was considered negligible."""
         v, value = self._at(*panels[:2]).flatten(), panels[2].flatten()
         top, nothing = value.max(), value == -torch.inf
-        if top > -torch.inf:  # beside a node that counts
+        if top > -torch.inf:  # next to a node of sufficient density
             near = value > top - 25
             nothing &= F.pad(near[1:], (0, 1)) | F.pad(near[:-1], (1, 0))
         v = v[nothing]
@@ -369,8 +371,8 @@ class Quadrature(Weighted):
         return left[order], right[order], value[order]
 
     def _errors(self, density: Tensor, half: Tensor) -> Tensor:
-        """Of each panel's integral, from densities by v [..., P, 15]: [P], the largest of those in
-        front."""
+        """The error of each panel's integral, from densities by v [..., P, 15]: [P], the largest
+        over the leading axes."""
         off = (density @ (self._kronrod - self._gauss)).abs() * half
         ends = density @ self._ends  # [..., P, 2], extrapolated to the panel's ends
         gap = (1 - self._knots[-1]) * (ends[..., 1:, 0] - ends[..., :-1, 1]).abs()
@@ -378,14 +380,14 @@ class Quadrature(Weighted):
         return off.reshape(-1, len(half)).amax(0)
 
     def _wide(self, left: Tensor, right: Tensor) -> Tensor:
-        """Panels that hold more than a few numbers of θ's type."""
+        """The panels that contain more than a few numbers of θ's type."""
         a, b = self.line.theta(left), self.line.theta(right)
         return b - a > self._finest * torch.maximum(a.abs(), b.abs())
 
     def _unresolved(
         self, left: Tensor, right: Tensor, value: Tensor, errors: list[float]
     ) -> Tensor:
-        """Which panels are to be halved [P]."""
+        """The panels that are to be halved [P]."""
         half, top = (right - left) / 2, value.max()
         if top == -torch.inf:  # nothing found yet: look everywhere
             return left.abs() < _CENTRAL
@@ -403,12 +405,13 @@ class Quadrature(Weighted):
         return self._wide(left, right) & (coarse | hidden.any(1))
 
     def given(self, likelihood: Density) -> Quadrature:
-        """After outcomes whose log likelihood is a function of θ [S]: with nodes of its own."""
+        """The posterior after outcomes whose log likelihood is a function of θ [S], with its own
+        nodes."""
         peak = float(self.panels[2].max())
         return Quadrature(self.line, self.log_density, likelihood, self.like, peak=peak)
 
     def refined(self, functions: Density) -> Quadrature:
-        """With nodes that also integrate functions of θ [S], given as [..., S]."""
+        """The same with nodes that also integrate functions of θ [S], given as [..., S]."""
         panels, errors = self.panels, list[float]()
         while len(panels[0]) <= _MOST_PANELS:
             left, right, value = panels
@@ -424,8 +427,8 @@ class Quadrature(Weighted):
         return self._with(panels)
 
     def finer(self, log_weight: Tensor) -> Quadrature | None:
-        """With more nodes where some of the posteriors [N, S] on its nodes need them: where the
-        masses of a panel by the two rules differ by more than 1e-6. None where none does."""
+        """The same with more nodes, if some of the posteriors [N, S] on its nodes need them: if the
+        masses of a panel by the two rules differ by more than 1e-6. None if no panel does."""
         part = log_weight.double().exp() * (1 - self._coarse)
         off = part.new_zeros(len(part), len(self.panels[0])).index_add(1, self._panel, part)
         split = self._wide(*self.panels[:2]) & (off.abs().amax(0) > 1e-6)
@@ -439,9 +442,12 @@ class Quadrature(Weighted):
         )
 
     def error(self, values: Tensor) -> Tensor:
-        """Of the mean of values [S, ...]: the difference to the coarser rule, panel by panel; what
-        the four outermost nodes contribute on either side, beyond which there are none; and what
-        is rounded or taken for negligible."""
+        """The error of the mean of values [S, ...].
+
+        It is the sum of the differences to the coarser rule over the panels, of the contributions
+        of the four outermost nodes on either side, beyond which there are no nodes, and of rounded
+        and neglected parts.
+        """
         weight = self.weight.reshape(-1, *(1,) * (values.ndim - 1)).to(values)
         part = weight * values
         less = 1 - self._coarse.reshape(weight.shape).to(values)
@@ -452,13 +458,13 @@ class Quadrature(Weighted):
 
     @property
     def mean_error(self) -> Tensor:
-        """How far `mean` may be off."""
+        """The estimated error of `mean`."""
         rounding = 4 * torch.finfo(self.like.dtype).eps * self.mean.abs()
         return self.error(self.theta - self.mean) + rounding
 
     @property
     def std_error(self) -> Tensor:
-        """How far `std` may be off."""
+        """The estimated error of `std`."""
         std = self.std
         return self.error((self.theta - self.mean).square() - std.square()) / (2 * std)
 
@@ -486,8 +492,7 @@ class Quadrature(Weighted):
 
 
 def _extrapolation(knots: Tensor) -> Tensor:
-    """What values at the knots [n] are multiplied by for the polynomial through them at −1 and 1:
-    [n, 2]."""
+    """Factors of values at the knots [n], for the polynomial through them at −1 and 1: [n, 2]."""
     away = knots.unsqueeze(1) - knots
     away.fill_diagonal_(1.0)
     ends = torch.stack([-1 - knots, 1 - knots])  # [2, n]
@@ -501,7 +506,7 @@ def as_distribution(
         return prior
     if isinstance(prior, D.Distribution):
         return Distributed(prior)
-    if isinstance(prior, Tensor):  # draws of anyone's posterior
+    if isinstance(prior, Tensor):  # draws from a posterior
         return Weighted(prior)
     if callable(prior):
         return Sampled(prior, log_prob)

@@ -34,14 +34,14 @@ def source(device: torch.device | str, *parts: object) -> torch.Generator:
 
 
 def uniform(shape: Sequence[int], like: Tensor, generator: torch.Generator) -> Tensor:
-    """In (0, 1), of the type and on the device of `like`, never an end of the interval."""
+    """Uniforms in (0, 1), of the type and on the device of `like`; never an end of the interval."""
     edge = torch.finfo(like.dtype).eps / 2
     u = torch.rand(tuple(shape), generator=generator, dtype=like.dtype, device=like.device)
     return u.clamp_(edge, 1 - edge)
 
 
 def from_uniform(distribution: D.Distribution, u: Tensor) -> Tensor | None:
-    """The draw that uniforms [..., *batch, *event] stand for; None where there is no such form."""
+    """The draw for uniforms [..., *batch, *event]; None if there is no such form."""
     if isinstance(distribution, D.Independent):
         return from_uniform(distribution.base_dist, u)
     if isinstance(distribution, D.MultivariateNormal):
@@ -82,7 +82,7 @@ def draw(
 
 
 def _rejection(distribution: Any, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Families that torch draws by rejection, with the generator handed on."""
+    """Families that torch draws by rejection, with the given generator."""
     if isinstance(distribution, D.Independent):
         return _rejection(distribution.base_dist, shape, generator)
     batch = (*shape, *distribution.batch_shape)
@@ -113,7 +113,7 @@ def _rejection(distribution: Any, shape: tuple[int, ...], generator: torch.Gener
 
 
 def outcomes_of(distribution: Any) -> Tensor | None:
-    """All outcomes of a discrete distribution [Y, *event], None where they are not few."""
+    """All outcomes of a discrete distribution [Y, *event]; None if there are too many."""
     if isinstance(distribution, D.Independent):
         base = outcomes_of(distribution.base_dist)
         event = distribution.event_shape
@@ -135,7 +135,8 @@ def outcomes_of(distribution: Any) -> Tensor | None:
 
 
 def unchecked(distribution: D.Distribution) -> D.Distribution:
-    """Values are not looked at on the way in: that reads every number, and waits for a GPU."""
+    """The distribution without checks of its arguments, which read every number and wait for a
+    GPU."""
     distribution._validate_args = False
     base = getattr(distribution, "base_dist", None)
     if base is not None:
@@ -183,7 +184,7 @@ class EIG:
 
     @property
     def best(self) -> int:
-        """The row of the largest value."""
+        """The row of the design with the largest value."""
         return int(self.values.argmax())
 
     @property
@@ -200,8 +201,8 @@ def from_groups(
     terms: Tensor, designs: Tensor, kind: str, estimator: str, note: str,
     settings: dict[str, Any], bias: Tensor | None = None,
 ) -> EIG:  # fmt: skip
-    """Of terms [G, n, D], whose groups share nothing: the error is that of the groups' means, so
-    that draws shared within a group are counted."""
+    """The EIG from terms [G, n, D] of independent groups. The error is that of the means of the
+    groups, so that it includes draws that are shared within a group."""
     means = terms.mean(1)  # [G, D]
     spread = means.detach().std(0) if len(means) > 1 else torch.full_like(means[0], torch.nan)
     errors = spread / len(means) ** 0.5

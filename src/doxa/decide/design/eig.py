@@ -6,10 +6,10 @@ If outcomes are discrete and few, the sum over y is exact:
 
     EIG = Σ_s w_s Σ_y p(y | θ_s, d) log [p(y | θ_s, d) / p̄(y | d)],   p̄ = Σ_s w_s p(y | θ_s, d)
 
-With θ_s drawn from the prior this is the Rao–Blackwellised estimate (Vincent & Rainforth, 2017):
-too small by O(1/S), since the entropy of p̄ is. With all atoms of a discrete θ it is exact, and
-with a quadrature's nodes up to an error that is stated: nodes are added until p̄ and the mean of
-Σ_y p log p are resolved. Its gradient by the design needs no draw of y.
+With θ_s drawn from the prior, this is the Rao–Blackwellised estimate (Vincent & Rainforth, 2017).
+It is too small by O(1/S), because the entropy of p̄ is too small. With all atoms of a discrete θ,
+it is exact. With the nodes of a quadrature, it is exact up to a stated error: nodes are added until
+p̄ and the mean of Σ_y p log p are resolved. Its gradient by the design needs no draw of y.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _summed(
 
 
 _TOGETHER = 512  # designs that are estimated at a time: memory grows with them
-# What each takes beside the experiment, the designs and a seed: the default number of draws.
+# Arguments of each besides the experiment, the designs and a seed: default numbers of draws.
 _TAKES: dict[str, dict[str, int]] = {
     "exact": {"nodes": 200},
     "enumerated": {"outer": 10_000},

@@ -39,8 +39,8 @@ _SWEEPS = 10
 
 
 def compared(space: Space, points: int) -> tuple[Tensor, bool]:
-    """The designs of a space that are compared, and whether they are a part of a finite list: then
-    a warning is logged, and the best of them is to be improved by `exchanged`."""
+    """The designs of a space that are compared, and whether they are a part of a finite list. In
+    that case a warning is logged, and the best design is to be improved by `exchanged`."""
     found = space.grid(points)
     thinned = isinstance(space, Sequence) and len(found) < (space.count or 0)
     if thinned:
@@ -52,9 +52,9 @@ def compared(space: Space, points: int) -> tuple[Tensor, bool]:
 
 
 def as_numbers(value: Any, what: str, dtype: torch.dtype | None = None) -> Tensor:
-    """A floating tensor; what is no number, or not finite, is an error that names it. Where `dtype`
-    is given, the tensor has at least that precision: numbers of Python, which have no type, are not
-    rounded to another one first."""
+    """A floating-point tensor; the error names a value that is not a finite number. With `dtype`,
+    the tensor has at least that precision, and numbers of Python, which have no type, are not
+    rounded first."""
     try:
         tensor = value if isinstance(value, Tensor) else torch.as_tensor(value)
         if dtype == torch.float64 and not isinstance(value, Tensor | np.ndarray | np.generic):
@@ -74,18 +74,18 @@ def _first_bad(tensor: Tensor) -> str:
 
 
 class Space(ABC):
-    """Of designs of one shape. dtype: of its numbers, None where it has none."""
+    """A set of designs of one shape. dtype: the type of its numbers, None if it has none."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype | None = None
 
     def to(self, dtype: torch.dtype) -> Space:
-        """With numbers of at least this precision, as they were given."""
+        """The space with numbers of at least this precision, as they were given."""
         return self
 
     @abstractmethod
     def inside(self, designs: Tensor) -> Tensor:
-        """Whether each of [D, *shape] is in it: [D]."""
+        """Whether each design of [D, *shape] is in the space: [D]."""
 
     @abstractmethod
     def draw(self, n: int, generator: torch.Generator, like: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ class Space(ABC):
 
     @property
     def count(self) -> int | None:
-        """How many designs there are; None where they are not finitely many."""
+        """The number of designs; None if it is not finite."""
         return None
 
     @abstractmethod
@@ -237,12 +237,12 @@ class Reals(Space):
 
 
 class Sequence(Space):
-    """Several designs made together: [k, *shape], each in a space of its own.
+    """Several designs that are chosen together: [k, *shape], each in its own space.
 
     Parameters
     ----------
     spaces: a list of spaces of one shape, or one space for all.
-    length: how many, where one space is given.
+    length: the number of designs, if one space is given.
     """
 
     def __init__(self, spaces: Space | Several[Space], length: int | None = None) -> None:
@@ -290,8 +290,8 @@ class Sequence(Space):
         return torch.stack([part[index[:, i]] for i, part in enumerate(parts)], 1)
 
     def exchanged(self, design: Tensor, values: Callable[[Tensor], Tensor], most: int) -> Tensor:
-        """A design [*shape] whose parts are replaced, one at a time, by the best of their own
-        space's grid, until no replacement has a larger value."""
+        """A design [*shape] whose parts are replaced, one at a time, by the best of the grid of
+        their space, until no replacement has a larger value."""
         best = float(values(design.unsqueeze(0))[0])
         for _ in range(_SWEEPS):
             before = best
@@ -375,7 +375,7 @@ class Experiment:
         return Experiment(posterior, self.likelihood, simulator=self.simulator, space=self.space)
 
     def designs(self, designs: Any = None, like: Tensor | None = None) -> Tensor:
-        """[D, *shape], checked; all of a list of choices where none are given."""
+        """Designs [D, *shape], checked; by default all of a list of choices."""
         if designs is None:
             if not isinstance(self.space, Choices):
                 raise MethodError(f"designs are missing: {self.space} is no list of choices")
@@ -384,7 +384,7 @@ class Experiment:
         return found if like is None else found.to(like)
 
     def outcome(self, theta: Tensor, designs: Tensor) -> D.Distribution:
-        """p(y | θ, d), with the axes in front of both broadcast."""
+        """p(y | θ, d), with the leading axes of both broadcast."""
         if self.likelihood is None:
             raise MethodError(
                 "this experiment has a simulator and no likelihood: estimate by 'infonce', or by "
@@ -424,14 +424,14 @@ class Experiment:
             check_front(found, lead)
             event = (
                 found.event_shape
-            )  # one uniform for all designs: they are compared on equal luck
+            )  # the same uniform for all designs, so that their differences are precise
             drawn = from_uniform(found, uniform((lead[0], 1, *event), designs, generator))
             y = draw(found, (), generator, designs) if drawn is None else drawn
         check_finite(y, theta, designs)
         return y
 
     def log_prob(self, y: Tensor, theta: Tensor, designs: Tensor) -> Tensor:
-        """log p(y | θ, d), all axes in front broadcast."""
+        """log p(y | θ, d), with all leading axes broadcast."""
         found = self.outcome(theta, designs)
         if isinstance(found, D.MultivariateNormal):  # torch's own does not broadcast its factor
             event = len(found.event_shape)
@@ -441,7 +441,7 @@ class Experiment:
         return found.log_prob(y)
 
     def outcomes(self, theta: Tensor, designs: Tensor) -> Tensor | None:
-        """All outcomes [Y, *event] where y is discrete and they are few."""
+        """All outcomes [Y, *event] if y is discrete and they are few; else None."""
         if self.likelihood is None:
             return None
         return outcomes_of(self.outcome(theta[:1].unsqueeze(1), designs))
@@ -469,7 +469,7 @@ class Experiment:
 
 
 def check_front(found: D.Distribution, lead: tuple[int, int]) -> None:
-    """That a likelihood was written for arrays that broadcast."""
+    """Check that a likelihood was written for arrays that broadcast."""
     batch = tuple(found.batch_shape)
     if batch != lead:
         raise ShapeError(
@@ -521,7 +521,7 @@ def location_finding(
     Sheng & Hu (2005), as in Foster et al. (2021): K = 2 sources in the plane, σ = 0.5, b = 0.1,
     m = 1e-4."""
     zeros = torch.zeros(sources, dimensions, device=device)
-    spread = torch.tensor(noise, device=device)  # made once: a captured step sends nothing to a GPU
+    spread = torch.tensor(noise, device=device)  # once: captured steps copy nothing
     prior = Independent(Normal(zeros, torch.ones_like(zeros), validate_args=False), 2)
 
     def likelihood(theta: Tensor, design: Tensor) -> Normal:

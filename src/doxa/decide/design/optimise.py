@@ -29,7 +29,8 @@ WAYS = ("grid", "gradient", "bayes")
 
 @dataclass(frozen=True)
 class Best:
-    """design: the best found. value, error: its gain, on new draws. designs, values: all tried."""
+    """The result of `best_design`: the best design, its value and error on new draws, and all
+    designs that were tried, with their values."""
 
     design: Tensor
     value: float
@@ -55,11 +56,28 @@ def best_design(
 
     Parameters
     ----------
-    way: "grid" (all designs of a list, about `points` of a box), "gradient" (`starts` of them,
-        `steps` of Adam; a step of `rate` is that share of the space's width), "bayes" (`starts`
-        random designs, then `steps` more, each chosen by a Gaussian process; needs the extra
-        doxa[gp]).
-    estimator, draws: as in `eig`.
+    experiment : Experiment
+        The experiment.
+    way : {"grid", "gradient", "bayes"}
+        "grid": all designs of a list, or about `points` of a box. "gradient": `starts` designs and
+        `steps` steps of Adam; a step of `rate` is that fraction of the width of the space. "bayes":
+        `starts` random designs, then `steps` more, each chosen by a Gaussian process (needs the
+        extra doxa[gp]).
+    estimator : str
+        As in `eig`.
+    points, steps, starts : int
+        Numbers of designs and steps: see `way`.
+    rate : float
+        The step size of "gradient".
+    seed : int
+        The random seed.
+    **draws : int
+        Numbers of draws of the estimator, as in `eig`.
+
+    Returns
+    -------
+    Best
+        The best design, with its value on new draws.
     """
     if way not in WAYS:
         raise MethodError(f"way must be one of {', '.join(WAYS)}{did_you_mean(str(way), WAYS)}")
@@ -99,7 +117,7 @@ def _start(experiment: Experiment, n: int, seed: int) -> Tensor:
 
 
 def _width(space: Space, designs: Tensor) -> Tensor:
-    """How far designs may move, in each coordinate."""
+    """The range of designs in each coordinate."""
     if isinstance(space, Box):
         return (space.high - space.low).to(designs)
     return designs.std(0).clamp_min(1e-6) if len(designs) > 1 else torch.ones_like(designs[0])

@@ -1,8 +1,8 @@
 """Networks of infinite width: their kernels, Gaussian processes and ensembles.
 
-`Architecture` and `read` give the kernels of a network's layers; `NNGP` and `NTK` are methods on
-top, of which NTK also takes any network of finite width, linear around its start; `empirical_ntk`
-is the kernel of one at its weights.
+`Architecture` and `read` give the kernels of a network's layers. `NNGP` and `NTK` are methods that
+use them; NTK also takes any network of finite width, linear around its start. `empirical_ntk` is
+the kernel of a network at its weights.
 """
 
 from doxa.function.wide.architecture import Architecture

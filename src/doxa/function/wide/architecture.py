@@ -3,11 +3,12 @@
     Architecture.fully_connected(depth=3, activation="relu")
     read(nn.Sequential(...))                                   see `reading.py`
 
-A block of rows of x by rows of x' goes through all layers before the next, so that memory beyond
-the result is bounded; with gradients, what a block needs is computed again on the way back. K of
-rows with themselves is symmetric, and half of its blocks are copied.
+Each block of rows of x by rows of x' passes through all layers before the next block, so that
+memory beyond the result is bounded. With gradients, the tensors of a block are recomputed in the
+backward pass. K of rows with themselves is symmetric: half of its blocks are copied.
 
-An architecture's kernel as a function of hyper-parameters: log σ_w and log σ_b.
+`WideFunction` is the kernel of an architecture as a function of hyper-parameters, log σ_w and log
+σ_b.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _BLOCK_BYTES = {"cpu": 2 << 20, "cuda": 256 << 20}  # of one tensor: what stays 
 @store.register("wide-architecture")
 @dataclass(frozen=True)
 class Architecture:
-    """Layers from the input to the output, which a dense layer gives."""
+    """Layers from the input to the output, which is a dense layer."""
 
     layers: tuple[Layer, ...]
 
@@ -61,7 +62,7 @@ class Architecture:
 
     @property
     def space(self) -> int:
-        """How many axes its images have; 0 where rows are vectors."""
+        """The number of axes of its images; 0 if rows are vectors."""
         sizes = {len(layer.size) for layer in _all(self.layers) if isinstance(layer, Conv)}
         if len(sizes) > 1:
             raise ModelError(f"convolutions over {sorted(sizes)} axes in one network")
@@ -75,7 +76,7 @@ class Architecture:
     def kernels(
         self, x: Tensor, other: Tensor, weight_std: Scale, bias_std: Scale, ntk: bool = True
     ) -> Kernels:
-        """All at once, of rows [..., N, D], or [..., N, C, *P] of images."""
+        """K and Θ without blocks, of rows [..., N, D], or [..., N, C, *P] of images."""
         start = covariance.input_covariance(x, other, self.space, self.paired, ntk)
         return through(self.layers, start, weight_std, bias_std)
 
@@ -135,7 +136,7 @@ class Architecture:
 
     @property
     def _place(self) -> int:
-        """Where the rows are, from the end."""
+        """The axis of the rows, counted from the end."""
         return -2 - self.space
 
     def _rows(self, x: Tensor, lead: int) -> Tensor:
@@ -151,7 +152,7 @@ class Architecture:
         return x
 
     def _block(self, x: Tensor, other: Tensor) -> tuple[int, int]:
-        """Rows of x and of x' in a block."""
+        """The numbers of rows of x and of x' in a block."""
         size = _BLOCK_BYTES["cuda" if x.is_cuda else "cpu"] // x.element_size()
         pixels = x.shape[x.ndim - self.space :].numel()
         size = max(1, size // pixels ** (2 if self.paired else 1))
@@ -174,7 +175,7 @@ def _all(layers: tuple[Layer, ...]) -> Iterator[Layer]:
 
 
 def _check_gaussian(layers: tuple[Layer, ...], gaussian: bool) -> bool:
-    """The formulas of activations and norms are of Gaussian units: sums over many weights."""
+    """Check that the inputs of activations and norms are Gaussian: sums over many weights."""
     for place, layer in enumerate(layers):
         if isinstance(layer, Residual):
             if not layer.block or not _check_gaussian(layer.block, gaussian):
@@ -196,7 +197,8 @@ def _check_gaussian(layers: tuple[Layer, ...], gaussian: bool) -> bool:
 
 @dataclass(frozen=True)
 class WideFunction:
-    """k(a, b) of rows [..., N, D], which are images of this shape where the network convolves."""
+    """k(a, b) of rows [..., N, D], which are images of this shape if the network has
+    convolutions."""
 
     architecture: Architecture
     shape: tuple[int, ...]

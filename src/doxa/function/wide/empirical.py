@@ -3,8 +3,8 @@
     Θ̂(x, x') = J(x) J(x')ᵀ,   J = ∂f/∂θ:    Θ̂v = J(x) (J(x')ᵀv)
 
 A product with v is one backward pass at x' and one forward-mode pass at x (Novak et al. 2022); the
-Jacobian [N, O, P] is never held. A block of the kernel is such a product with some unit vectors
-at a time, of all members at once. Where a network is wide, Θ̂ of random weights is near Θ.
+Jacobian [N, O, P] is never stored. A block of the kernel is such a product with some unit vectors
+at a time, for all members at once. For a wide network, Θ̂ of random weights is near Θ.
 """
 
 from __future__ import annotations
@@ -36,14 +36,28 @@ def empirical_ntk(
     net: nn.Module, x: Tensor, other: Tensor | None = None, params: Weights | None = None, *,
     members: bool = False, outputs: str = "mean", chunk: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """Θ̂ between rows x [N, ...] and other [N', ...] (else x itself).
+    """Θ̂ between rows x [N, ...] and other [N', ...], or between rows of x.
 
     Parameters
     ----------
-    params: weights by name, else the network's own; with `members`, each has a leading axis M.
-    outputs: "mean" over outputs of ∂f_o ∂f_oᵀ, [(M,) N, N'], what Θ is the limit of; "all" pairs of
-        them, [(M,) N, N', O, O].
-    chunk: unit vectors at a time, else as many as 64 MiB of weights hold.
+    net : nn.Module
+        The network.
+    x, other : Tensor
+        The rows; `other` is x by default.
+    params : dict of str to Tensor, optional
+        Weights by name. Default: those of the network.
+    members : bool
+        Whether the weights have a leading axis M.
+    outputs : {"mean", "all"}
+        "mean" over outputs of ∂f_o ∂f_oᵀ, [(M,) N, N'], whose limit is Θ; "all" pairs of outputs,
+        [(M,) N, N', O, O].
+    chunk : int, optional
+        Unit vectors at a time. Default: as many as 64 MiB of weights allow.
+
+    Returns
+    -------
+    Tensor
+        Θ̂ in the shape above.
     """
     if outputs not in ("mean", "all"):
         raise ModelError(f'outputs must be "mean" or "all", not {outputs!r}')
@@ -68,7 +82,7 @@ def _matrix(
     f: Callable[..., Tensor], weights: dict[str, Tensor], x: Tensor, other: Tensor, outputs: str,
     size: int,
 ) -> Tensor:  # fmt: skip
-    """Column by column: a row of x' and one of its outputs is a unit vector."""
+    """The kernel column by column. A unit vector is one row of x' and one of its outputs."""
 
     def column(row: Tensor, unit: Tensor) -> Tensor:
         back = vjp(lambda w: f(w, row.unsqueeze(0)).reshape(-1), weights)[1]
@@ -98,7 +112,8 @@ def _product(
 
 
 def _function(net: nn.Module) -> Callable[..., Tensor]:
-    """f(weights, x), with the network as in prediction: no dropout, BatchNorm's statistics kept."""
+    """f(weights, x), with the network in prediction mode: no dropout, fixed BatchNorm
+    statistics."""
     fixed = {k: v.detach() for k, v in net.named_buffers()}
 
     def f(weights: dict[str, Tensor], x: Tensor) -> Tensor:

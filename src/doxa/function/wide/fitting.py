@@ -1,10 +1,10 @@
-"""Shared by NNGP and NTK: the architecture, its scales by evidence, classes as numbers.
+"""Shared by NNGP and NTK: the architecture, its scales by evidence, and classes as numbers.
 
 Hyper-parameters are log σ_w and log σ_b, the same in all layers, and the noise. They maximise the
 evidence log N(y; 0, K + σ²I), with Θ in place of K for NTK, times N(·, 1) priors on these
 logarithms: such kernels can fit any noise, and with the evidence alone the fitted noise may be 0.
-Classes are regression targets: one-hot rows less 1/C, ±1 for a yes or no (Lee et al. 2018). The
-resulting functions, divided by a temperature, are logits: see `posterior.py`.
+Classes are regression targets: one-hot rows minus 1/C, or ±1 for two classes with one output (Lee
+et al. 2018). The resulting functions, divided by a temperature, are logits: see `posterior.py`.
 
 `ProcessPrior` is the Gaussian-process prior over functions of a run: a kernel, the initial values
 of its scales, and its evidence. `Analytic` is the kernel of an architecture at infinite width. Its
@@ -37,7 +37,7 @@ from doxa.method import Method, Run, Stage, State
 from doxa.method.method import Workload, flag, one_of, plain, positive, whole
 from doxa.posterior import Posterior, Status
 
-_SKETCH = 500  # rows from which many are first fitted
+_SKETCH = 500  # rows that are fitted first if there are many
 _NOISE, _LEAST = 0.3, 1e-3  # where learned noise starts, and ends: shares of y's deviation
 _FAR = math.log(1e3)  # how far σ_w and σ_b go from their start
 
@@ -75,7 +75,8 @@ class InfinitelyWide(Method):
         """Check that the fields are compatible with each other."""
 
     def architecture(self, network: nn.Module | None) -> Architecture:
-        """Of the network that `fit` was given, of `net`, else fully connected."""
+        """The architecture of the network passed to `fit`, or of `net`, or else a fully connected
+        one."""
         if network is not None and self.net is not None:
             raise MethodError(
                 f"{self.name} was given two networks, by fit and as net=: pass one of them"
@@ -115,7 +116,7 @@ class InfinitelyWide(Method):
         return self._prior(run).rows(x).to(run.dtype), as_numbers(run, y), weight
 
     def _noise(self, run: Run) -> tuple[Likelihood, Tensor | None]:
-        """The likelihood, and log σ [M, L] where it is given; of classes, in units of ±1."""
+        """The likelihood, and log σ [M, L] if it is given; for classes, in units of ±1."""
         if not run.likelihood.classifies:
             likelihood, given = given_noise(run, self)
             return likelihood, None if given is None else shared_level(given)
@@ -124,7 +125,7 @@ class InfinitelyWide(Method):
         return run.likelihood, run.field(self, "noise").double().log().unsqueeze(1)
 
     def _learned(self, run: Run) -> int:
-        """How many noise levels are learned."""
+        """The number of learned noise levels."""
         likelihood, given = self._noise(run)
         if given is not None:
             return 0
@@ -198,8 +199,8 @@ class InfinitelyWide(Method):
 
 
 class Scales(Problem):
-    """The evidence and a prior on θ: log σ_w, log σ_b and log σ of fitted units, around
-    1.5, 0.3 and 1."""
+    """The evidence with a prior on θ: log σ_w, log σ_b and log σ in fitted units, around 1.5, 0.3
+    and 1."""
 
     def value(self, theta: Tensor, solved: Solved) -> Tensor:
         return super().value(theta, solved) - 0.5 * self._away(theta).square().sum(-1)
@@ -227,7 +228,7 @@ class ProcessPrior(ABC):
 
     @abstractmethod
     def start(self) -> Tensor:
-        """Where the logarithms of its scales start, [M, H]; an error where rows do not fit."""
+        """Initial logarithms of the scales, [M, H]; an error if the rows have the wrong shape."""
 
     @abstractmethod
     def problem(self, batch: Batch, log_noise: Tensor | None) -> Problem:
@@ -238,7 +239,7 @@ class ProcessPrior(ABC):
         """Inputs as vectors [..., N, D], with `lead` axes up to the rows."""
 
     def hyper(self, scales: Tensor) -> Tensor:
-        """What `function` is given, for fitted scales [M, H]."""
+        """The argument of `function` for fitted scales [M, H]."""
         return scales
 
     def settled(self, scales: Tensor) -> dict[str, Any]:
@@ -253,7 +254,7 @@ class ProcessPrior(ABC):
 
 
 class Analytic(ProcessPrior):
-    """Of an architecture, at infinite width."""
+    """The prior of an architecture at infinite width."""
 
     def __init__(self, method: InfinitelyWide, run: Run) -> None:
         super().__init__(method, run)

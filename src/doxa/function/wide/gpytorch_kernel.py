@@ -14,7 +14,7 @@ from doxa.function.wide.architecture import Architecture
 
 
 class WideKernel(Kernel):
-    """K ("nngp") or Θ ("ntk") of an architecture; σ_w and σ_b are learned by whoever uses it."""
+    """K ("nngp") or Θ ("ntk") of an architecture; σ_w and σ_b are parameters of the kernel."""
 
     is_stationary = False
 
@@ -56,6 +56,6 @@ def wide_kernel(
     depth: int = 2, activation: str = "relu", kind: str = "nngp", weight_std: float = 1.5,
     bias_std: float = 0.3,
 ) -> Kernel:  # fmt: skip
-    """A fully connected network's kernel, which can be saved."""
+    """The kernel of a fully connected network, in a form that can be saved."""
     architecture = Architecture.fully_connected(depth, activation)
     return WideKernel(architecture, kind, weight_std, bias_std)

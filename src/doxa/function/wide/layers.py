@@ -1,41 +1,43 @@
-"""Layers of an architecture as plain data: their maps of covariances, and their requirements.
+"""The layers of an architecture as plain data, and the maps of covariances that they define.
 
-A layer without a scale of its own has the architecture's. They can be compared, printed and saved.
+Layers can be compared, printed and saved. A layer without its own scale has that of the
+architecture.
 
-What an infinitely wide layer passes on: covariances between rows, and how they are combined.
+**Covariances** (`Kernels`). An infinitely wide layer passes on covariances between rows:
 
     K(x, x')  covariance of one unit's value at x and x', over the initial weights      (NNGP)
     Θ(x, x')  inner product of its gradients with respect to all weights below it       (NTK)
 
 Both are the same for all units of a layer, and units are independent: Neal (1996), Lee et al.
-(2018), Jacot et al. (2018). A layer maps `Kernels` to `Kernels`. Images have K for each pixel (what
-a flattening readout needs) or for each pair of pixels (what pooling needs): Novak et al. (2019).
+(2018), Jacot et al. (2018). A layer maps `Kernels` to `Kernels`. Images have K for each pixel
+(which a flattening readout needs) or for each pair of pixels (which pooling needs): Novak et al.
+(2019).
 
-What a nonlinearity does to the covariances of infinitely wide layers.
+**Activations** (`activate`) map the covariances by
 
     K ← E[φ(u)φ(v)],  Θ ← Θ · E[φ'(u)φ'(v)],    (u, v) ~ N(0, [[K(x, x), K], [K, K(x', x')]])
 
-Closed forms: rectified units with a slope s below zero (Cho & Saul 2009) and erf (Williams 1997).
-With θ the angle between x and x', cos θ = K/√(K(x, x) K(x', x')),
+There are closed forms for rectified units with a slope s below zero (Cho & Saul 2009) and for erf
+(Williams 1997). With θ the angle between x and x', cos θ = K/√(K(x, x) K(x', x')),
 
     relu    E[φφ] = (√(vv' − K²) + (π − θ)K)/2π,         E[φ'φ'] = (π − θ)/2π
     erf     E[φφ] = (2/π) asin(2K/√((1 + 2v)(1 + 2v'))),  E[φ'φ'] = (4/π)/√((1 + 2v)(1 + 2v') − 4K²)
 
-Any smooth φ: its Hermite coefficients at each row's variance by Gauss–Hermite quadrature, and then
-a power series in the correlation ρ (Daniely et al. 2016), so that an entry costs some fifty
-multiplications and not a double integral:
+For any smooth φ, its Hermite coefficients at each row's variance are computed by Gauss–Hermite
+quadrature. The map is then a power series in the correlation ρ (Daniely et al. 2016), so that an
+entry costs some fifty multiplications and not a double integral:
 
     E[φφ] = Σ_k c_k(v) c_k(v') ρ^k,    c_k(v) = E[φ(√v z) h_k(z)]
     E[φ'φ'] = Σ_k k c_k(v) c_k(v') ρ^(k−1)/√(vv')
 
-Covariances of images through convolutions, pooling and flattening.
+**Images** pass through convolutions, pooling and flattening.
 
     convolution   K(p, p') ← σ_b² + σ_w² mean_δ K(p + δ, p' + δ)     of pixels p, p'; shifts δ
     pooling       K(p, p') ← mean_{δ, δ'} K(p + δ, p' + δ')
     flattening    K ← mean_p K(p, p)          global pooling   K ← mean_{p, p'} K(p, p')
 
-Novak et al. (2019), Arora et al. (2019). A convolution keeps pairs of equal offset together, so
-without pooling each pixel is needed with itself alone; pooling needs all pairs.
+Novak et al. (2019), Arora et al. (2019). A convolution combines only pairs of pixels with the same
+offset. So without pooling each pixel is needed with itself only; pooling needs all pairs.
 """
 
 from __future__ import annotations
@@ -62,8 +64,8 @@ class Kernels(NamedTuple):
     """K and Θ between rows of two batches, and K of each row with itself.
 
     nngp, ntk: [..., N, N', *pixels]. left: [..., N, *pixels]. right: [..., N', *pixels].
-    space: how many axes an image has (0: rows are vectors). paired: pixel axes are there twice,
-    those of x before those of x'. Without ntk, only K is followed.
+    space: the number of axes of an image (0: rows are vectors). paired: whether pixel axes occur
+    twice, those of x before those of x'. Without ntk, only K is computed.
     """
 
     nngp: Tensor
@@ -88,7 +90,7 @@ class Kernels(NamedTuple):
 def input_covariance(
     x: Tensor, other: Tensor, space: int = 0, paired: bool = False, ntk: bool = True
 ) -> Kernels:
-    """Covariances of the inputs: xᵀx'/D of rows [..., N, D], or by pixels of [..., N, C, *P]."""
+    """Covariances of the inputs: xᵀx'/D of rows [..., N, D], or per pixel of [..., N, C, *P]."""
     if space == 0:
         nngp = x @ other.mT / x.shape[-1]
         left, right = (t.square().mean(-1) for t in (x, other))
@@ -105,7 +107,7 @@ def input_covariance(
 
 
 def across(value: Scale, axes: int) -> Scale:
-    """A number for each member, before `axes` further axes."""
+    """One number per member, with `axes` axes after it."""
     return value.reshape(*value.shape, *(1,) * axes) if isinstance(value, Tensor) else value
 
 
@@ -115,14 +117,14 @@ def own(k: Kernels, t: Tensor) -> Tensor:
 
 
 def between(k: Kernels, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """Numbers of each row and pixel of x and x', such that they broadcast against `nngp`."""
+    """Numbers per row and pixel of x and of x', in shapes that broadcast against `nngp`."""
     rows = left.ndim - 1 - k.space
     left, right = left.unsqueeze(rows + 1), right.unsqueeze(rows)
     return _both_pixels(left, right, k.space) if k.paired else (left, right)
 
 
 def within(k: Kernels, t: Tensor) -> tuple[Tensor, Tensor]:
-    """Numbers of each row and pixel, such that they broadcast against `left` or `right`."""
+    """Numbers per row and pixel, in a shape that broadcasts against `left` or `right`."""
     return _both_pixels(t, t, k.space) if k.paired else (t, t)
 
 
@@ -148,7 +150,7 @@ def dense_covariance(k: Kernels, weight_std: Scale = 1.0, bias_std: Scale = 0.0)
 
 
 def weighted(k: Kernels, weight_std: Scale, bias_std: Scale) -> Kernels:
-    """A sum with independent weights over inputs whose mean covariances are k."""
+    """A sum with independent weights over inputs with the mean covariances k."""
     axes = k.pixel_axes
     w, b = weight_std * weight_std, bias_std * bias_std
     wide = across(w, axes + 2)
@@ -172,7 +174,8 @@ def add_covariances(k: Kernels, other: Kernels) -> Kernels:
 def layer_norm_covariance(k: Kernels, eps: float = 1e-5, over_pixels: bool = False) -> Kernels:
     """(f − mean)/std over channels, or over channels and pixels; its gain and offset stay 1 and 0.
 
-    Of units with mean zero, K ← K/√(K(x, x) K(x', x')): what leaves a dense or convolutional layer.
+    For units of mean zero, K ← K/√(K(x, x) K(x', x')): the output of a dense or convolutional
+    layer.
     """
 
     def inverse(t: Tensor) -> Tensor:
@@ -196,7 +199,7 @@ Pair = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 _TERMS = 64  # of the power series
 _NODES = 160  # of the quadrature behind its coefficients
-_LEAST = 1e-12  # a variance that stands for none: a row of zeros has no correlations
+_LEAST = 1e-12  # smaller variances count as 0: a row of zeros has no correlations
 
 SMOOTH: dict[str, Function] = {
     "tanh": torch.tanh,
@@ -211,7 +214,7 @@ NAMED = ("relu", "erf", *SMOOTH)
 
 
 def activate(k: Kernels, name: str) -> Kernels:
-    """Through the activation of this name, one of `NAMED`."""
+    """The covariances after the activation of this name, one of `NAMED`."""
     if name == "relu":
         return rectified_activation(k)
     return erf(k) if name == "erf" else smooth(k, SMOOTH[name])
@@ -275,8 +278,8 @@ def smooth(k: Kernels, function: Function) -> Kernels:
 
 
 def coefficients(function: Function, variance: Tensor) -> Tensor:
-    """c_k of φ at each variance, [terms + 1, *variance.shape]; the last stands for all the higher
-    ones, such that E[φ²] is exact."""
+    """c_k of φ at each variance, [terms + 1, *variance.shape]. The last entry replaces all higher
+    ones, so that E[φ²] is exact."""
     nodes, weights = (t.to(variance) for t in _quadrature())
     values = function(variance.sqrt().unsqueeze(-1) * nodes)  # [..., nodes]
     found = values @ weights.mT
@@ -362,7 +365,7 @@ def _check_pairs(k: Kernels) -> None:
 
 
 def _axes(k: Kernels, axis: int) -> tuple[int, ...]:
-    """Where an axis of the image lies, from the end: once, or for both pixels of a pair."""
+    """The position of an axis of the image, from the end: one, or one for each pixel of a pair."""
     return (axis - 2 * k.space, axis - k.space) if k.paired else (axis - k.space,)
 
 
@@ -380,7 +383,7 @@ def _padded(t: Tensor, axes: tuple[int, ...], width: int, circular: bool) -> Ten
 
 
 def _windows(t: Tensor, axes: tuple[int, ...], size: int, stride: int, dilation: int) -> Tensor:
-    """The sum over the shifts of a window, by the same shift along all the axes."""
+    """The sum over the shifts of a window, with the same shift along all the axes."""
     length = t.shape[axes[0]]
     last = length - dilation * (size - 1)
     if last < 1:
@@ -400,14 +403,15 @@ def _windows(t: Tensor, axes: tuple[int, ...], size: int, stride: int, dilation:
 
 class Layer:
     """A map of covariances. `gaussian` is whether its units are Gaussian: "made" (by sums over many
-    weights), "asked" (its input must be, and its output is), "lost", or "kept" (as its input)."""
+    weights), "asked" (its input must be Gaussian, and its output is), "lost", or "kept" (the same
+    as of its input)."""
 
     gaussian: ClassVar[str] = "kept"
     pools: ClassVar[bool] = False
 
     @abstractmethod
     def __call__(self, k: Kernels, weight_std: Scale, bias_std: Scale) -> Kernels:
-        """Covariances after it, with the architecture's scales."""
+        """The covariances after the layer, with the architecture's scales."""
 
 
 @store.register("wide-dense")
@@ -525,7 +529,7 @@ def through(layers: tuple[Layer, ...], k: Kernels, weight_std: Scale, bias_std: 
 
 
 def scales(layer: Dense | Conv, weight_std: Scale, bias_std: Scale) -> tuple[Scale, Scale]:
-    """A layer's own, else the architecture's."""
+    """The scales of a layer, or else those of the architecture."""
     return (
         weight_std if layer.weight_std is None else layer.weight_std,
         bias_std if layer.bias_std is None else layer.bias_std,

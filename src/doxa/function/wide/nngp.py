@@ -3,8 +3,8 @@
     f ~ GP(0, K),   K_{l+1}(x, x') = σ_b² + σ_w² E[φ(u)φ(v)],   (u, v) ~ N(0, K_l)
 
 Neal (1996), Lee et al. (2018), Matthews et al. (2018), Novak et al. (2019). Exact inference for
-such a network under N(0, σ_w²/n) weights and Gaussian noise, as `gp` does it, with no training.
-For few rows, up to about 10,000. Classes are regressed on, and calibrated by leave-one-out.
+such a network under N(0, σ_w²/n) weights and Gaussian noise, as in `gp`, without training. It is
+for up to about 10,000 rows. Classes are regression targets, and are calibrated by leave-one-out.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """An ensemble of infinitely wide networks, each trained by gradient descent.
 
-Trained on half the mean squared error, Σ(f − y)²/2n, with its weights held near their start by the
-noise σ², an infinitely wide network is linear in its weights, and at time t
+An infinitely wide network is linear in its weights. If it is trained on half the mean squared
+error, Σ(f − y)²/2n, with the noise σ² as regularisation towards the initial weights, then at time t
 
     f_t(x) = f_0(x) + Θ(x, X) A_t (y − f_0(X)),    A_t = (Θ + σ²I)⁻¹(I − exp(−t(Θ + σ²I)/n))
 
@@ -11,7 +11,7 @@ with f_0 ~ GP(0, K) its function at the start (Jacot et al. 2018). Over the star
     mean        Θ* A_t y
     covariance  K** + Θ* A_t K A_t Θ*ᵀ − Θ* A_t K* − (Θ* A_t K*)ᵀ
 
-This is the predictive distribution of a deep ensemble of very wide networks; it is no Bayesian
+This is the predictive distribution of a deep ensemble of very wide networks. It is not a Bayesian
 posterior and has no evidence. σ_w, σ_b and σ are found by the evidence of a GP whose kernel is Θ;
 the noise of y, if it is learned, by leave-one-out residuals (`posterior.py`). It is for up to about
 5,000 rows: it holds K, Θ and a factor. With kernel="empirical" the network that is passed to `fit`
@@ -25,10 +25,11 @@ from Jacobians of some rows at a time: J of all rows is never held. The prior ov
 
     f(x) = J(x)δ,   δ ~ N(0, s²I):    f ~ GP(0, s²Θ̂)
 
-a network less its initial function, linear in its weights (Chizat et al. 2019 subtract that
-function, too). Θ = K = s²Θ̂ in the equations above: weights are drawn around the initial weights,
-and trained. s and the noise are found by evidence times N(·, 1) priors on their logarithms,
-around the s at which s²Θ̂ has y's variance on average, and around 1 in fitted units.
+which is a network minus its initial function, linear in its weights (Chizat et al. 2019 subtract
+that function, too). Θ = K = s²Θ̂ in the equations above: weights are drawn around the initial
+weights, and trained. s and the noise are found by evidence times N(·, 1) priors on their
+logarithms. The prior of s is centred where s²Θ̂ has y's variance on average, and that of the noise
+at 1 in fitted units.
 """
 
 from __future__ import annotations
@@ -61,10 +62,10 @@ _HELD = 256 << 20  # bytes of Jacobians that are multiplied with all others
 @store.register("packed-rows")
 @dataclass(frozen=True)
 class Packed:
-    """How inputs of any kind lie in one matrix.
+    """The positions of inputs of any kind in one matrix.
 
-    names: of a dict's tensors, numbers of a tuple's, None of one tensor. shapes: of a row of each.
-    kinds: types of those that are no floats, else "".
+    names: of the tensors of a dict, numbers of those of a tuple, None for a single tensor.
+    shapes: of a row of each. kinds: the types of those that are not floats, else "".
     """
 
     names: tuple[str, ...] | tuple[int, ...] | None
@@ -117,7 +118,7 @@ class TangentFunction:
     def __call__(self, flat: Tensor, a: Tensor, b: Tensor, diag: bool = False) -> Tensor:
         """[K, N, N'], or k(a_i, a_i) [K, N]; rows [N, D], or [K, N, D] of each member."""
         jacobians = Jacobians(self.model, self._weights(flat), self.model.subset_names)
-        jacobians.rowwise = self._rowwise  # a network that does not run under vmap is reported once
+        jacobians.rowwise = self._rowwise  # a network that does not run under vmap is logged once
         size = (2 * flat[:, 0]).exp() / jacobians.outputs
         if diag:
             each = [own.square().sum(-1) for _, own in self._pieces(jacobians, a)]
@@ -131,7 +132,8 @@ class TangentFunction:
         return flat[:, 1:].to(self.model.dtype)
 
     def _products(self, jacobians: Jacobians, a: Tensor, b: Tensor) -> Tensor:
-        """Σ_o J_o(a) J_o(b)ᵀ, [K, N, N']: one side is held in panels, the other passes by."""
+        """Σ_o J_o(a) J_o(b)ᵀ, [K, N, N']. One side is stored in blocks; the other is recomputed for
+        each."""
         found = a.new_empty(jacobians.members, a.shape[-2], b.shape[-2])
         for left, own in self._panels(jacobians, a):
             if a is b:
@@ -146,7 +148,8 @@ class TangentFunction:
     def _pieces(
         self, jacobians: Jacobians, x: Tensor, first: int = 0
     ) -> Iterator[tuple[slice, Tensor]]:
-        """(which rows, their J [K, n, O·P]), in float64: rounded, it still has a true kernel."""
+        """Pairs (rows, their J [K, n, O·P]) in float64, in which the product of rounded Jacobians
+        is positive semi-definite."""
         for part in jacobians.chunks(x.shape[-2] - first):
             own = slice(first + part.start, first + part.stop)
             rows = self.packed.unpack(x[..., own, :], self.model.dtype)
@@ -169,7 +172,7 @@ class TangentFunction:
 
 
 class _Known:
-    """e^{2θ} times a matrix that is known: its rows are x."""
+    """e^{2θ} times a known matrix, whose rows are x."""
 
     layout = Layout((Entry("scale", (1,)),))
 
@@ -178,7 +181,8 @@ class _Known:
 
 
 class KnownKernel(Scales):
-    """The evidence where K is a matrix x [M, N, N] times a scale, and a prior on θ around 0."""
+    """The evidence for a K that is a matrix x [M, N, N] times a scale, with a prior on θ around
+    0."""
 
     def _away(self, theta: Tensor) -> Tensor:
         return theta
@@ -190,7 +194,7 @@ class KnownKernel(Scales):
 
 
 class Tangent(ProcessPrior):
-    """Of a network's tangents at its start."""
+    """The prior of a network that is linear around its start."""
 
     def __init__(self, method: InfinitelyWide, run: Run) -> None:
         super().__init__(method, run)

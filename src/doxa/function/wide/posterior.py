@@ -1,21 +1,21 @@
-"""Posteriors of infinitely wide networks: Gaussian processes, as in `process.py`, whose kernel is
-that of an architecture.
+"""Posteriors of infinitely wide networks: Gaussian processes with the kernel of an architecture.
 
-Classes are regression targets, and functions divided by a temperature are logits:
+They extend `GPPosterior`. Classes are regression targets, and functions divided by a temperature
+are logits:
 
     p(c | x) = E[softmax(f(x)/T)_c],   f ~ the process conditioned on one-hot rows
 
-The temperature T is the one under which leave-one-out predictions, which a Gaussian process has in
-closed form (Rasmussen & Williams 2006, eq. 5.12), are likeliest: with P = (K + σ²I)⁻¹,
+The temperature T maximises the likelihood of leave-one-out predictions, which are in closed form
+for a Gaussian process (Rasmussen & Williams 2006, eq. 5.12): with P = (K + σ²I)⁻¹,
 
     f_i | y_{−i} ~ N(y_i − [Py]_i/P_ii, 1/P_ii − σ²)
 
 and E[softmax] by MacKay's approximation, softmax(m/√(T² + πv/8)). T is at least σ√3/π, at which the
 logistic noise of a logit is as wide as the noise of the regression.
 
-The noise of y under trained networks (NTK) comes from leave-one-out residuals. That of row i under
-a network trained on all others is [P(y − f_0)]_i/P_ii, with P = (Θ + σ²W⁻¹)⁻¹, as for every linear
-smoother (Rasmussen & Williams 2006, eq. 5.12). Over starts f_0 ~ GP(0, K) it has
+The noise of y under trained networks (NTK) comes from leave-one-out residuals. The residual of row
+i under a network trained on all others is [P(y − f_0)]_i/P_ii, with P = (Θ + σ²W⁻¹)⁻¹, as for every
+linear smoother (Rasmussen & Williams 2006, eq. 5.12). Over starts f_0 ~ GP(0, K) it has
 
     mean r_i = [Py]_i/P_ii,   variance v_i = [PKP]_ii/P_ii²
 
@@ -49,7 +49,7 @@ from doxa.posterior import register_posterior
 from doxa.posterior.process import square_root
 from doxa.predictive import Moments, Predictive
 
-_TIMES = torch.logspace(0.0, 3.0, 61, dtype=torch.float64)  # the least temperature: those tried
+_TIMES = torch.logspace(0.0, 3.0, 61, dtype=torch.float64)  # times the least temperature
 
 
 def outputs_of(run: Run) -> tuple[int, ...]:
@@ -87,7 +87,7 @@ def spread_of(run: Run) -> Tensor:
 
 
 def temperatures(solved: Solved, log_noise: Tensor, likelihood: Likelihood) -> Tensor:
-    """T of each member, for log σ [K]: [K]; rows count by their weights."""
+    """T of each member, for log σ [K]: [K]. Rows are weighted."""
     y, root, factor, solution = (part[:, 0] for part in solved)  # one level of noise
     precision = torch.cholesky_inverse(factor).diagonal(0, -2, -1) * root.square()  # P_ii [K, N]
     counts = root > 0
@@ -129,7 +129,7 @@ class WidePosterior(GPPosterior):
         if temperature is not None:
             self.__dict__["temperature"] = temperature
         if self.base_likelihood.classifies:
-            self.log_evidence = None  # that of numbers is not that of classes
+            self.log_evidence = None  # the evidence of numbers is not one of classes
 
     @cached_property
     def temperature(self) -> Tensor:
@@ -152,10 +152,10 @@ class WidePosterior(GPPosterior):
         return self._logits(*super().prior_joints(x, members), 1, members)
 
     def _predict(self, x: Any, n: int | None, seed: int | None, keep: str) -> Predictive:
-        """The closed form, whatever n; of classes, n draws, else 100 of each member.
+        """The closed form, for any n. For classes n draws, by default 100 per member.
 
-        Such a draw is so many standard deviations from the mean at every row: probabilities are
-        those of each row by itself, and do not depend on the other rows.
+        A draw is the same number of standard deviations from the mean at every row. Probabilities
+        are those of each row by itself, and do not depend on the other rows.
         """
         if not self.base_likelihood.classifies:
             return super()._predict(x, n, seed, keep)
@@ -168,7 +168,7 @@ class WidePosterior(GPPosterior):
         return moments.result()
 
     def _draw_functions(self, x: Any, n: int, seed: int | None) -> Tensor:
-        """Draws of f, jointly over the rows of x; of classes, those of `predict`."""
+        """Draws of f, jointly over the rows of x; for classes, the draws of `predict`."""
         if not self.base_likelihood.classifies:
             return super()._draw_functions(x, n, seed)
         return self._drawn(x, n, self.sampling(n, seed, "samples"))
@@ -244,7 +244,7 @@ class WidePosterior(GPPosterior):
 
     @classmethod
     def kernel_of(cls, common: dict[str, Any], extra: dict[str, Any]) -> Any:
-        """The kernel that `extra` describes."""
+        """The kernel described by `extra`."""
         return WideFunction(extra["architecture"], tuple(extra["shape"]), extra["kernel"])
 
 
@@ -258,7 +258,7 @@ def residuals(solved: Solved, among: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def noise_of(solved: Solved, among: Tensor, levels: Tensor) -> Tensor:
-    """log τ [K, L], for log σ [K, L]; rows count by their weights."""
+    """log τ [K, L], for log σ [K, L]. Rows are weighted."""
     left, spread = residuals(solved, among)
     weight = solved.root.square() * (2 * levels).exp().unsqueeze(-1)  # [K, L, N]
     each = (left.square().mean(-1) - spread) * weight
@@ -289,18 +289,18 @@ class NTKPosterior(WidePosterior):
         return {"log_noise": self.shown.to(self.dtype)}
 
     def show_noise(self) -> None:
-        """Find the noise of y by leave-one-out residuals."""
+        """Estimate the noise of y from leave-one-out residuals."""
         levels = noise_of(self._solved, self._among, self._levels)  # [K, L]
         self.shown = levels.expand(-1, self.log_noise[0].numel()).reshape(self.log_noise.shape)
 
     @property
     def start(self) -> Any:
-        """K, of functions before training."""
+        """K, the kernel of functions before training."""
         return WideFunction(self.kernel.architecture, self.kernel.shape, "nngp")
 
     @cached_property
     def _spectrum(self) -> tuple[Tensor, Tensor]:
-        """Eigenvectors of B, [K, L, N, N], and what time has made of each: (1 − e^{−τλ})/λ."""
+        """Eigenvectors of B, [K, L, N, N], and the effect of time on each: (1 − e^{−τλ})/λ."""
         factor = self._solved.factor
         values, vectors = torch.linalg.eigh(factor @ factor.mT)
         assert self.time is not None
@@ -309,7 +309,7 @@ class NTKPosterior(WidePosterior):
         return vectors, -torch.expm1(-done.unsqueeze(-1) * values) / values
 
     def _between(self, a: Tensor, b: Tensor, some: slice) -> tuple[Tensor, Tensor]:
-        """Θ and K between rows of all, or of some members: [K, N, B] each."""
+        """Θ and K between two sets of rows, for all or some members: [K, N, B] each."""
         hyper = self.hyper[some]
         return self.kernel(hyper, a, b).detach(), self.start(hyper, a, b).detach()
 
@@ -320,7 +320,7 @@ class NTKPosterior(WidePosterior):
         return self.start(self.hyper, x, x).detach()
 
     def _operated(self, cross: Tensor, some: slice) -> Tensor:
-        """A_t Θ*ᵀ [K, L, N, B] of Θ*ᵀ [K, N, B]: R g(B) R, R = W^½/σ, B of `evidence.py`."""
+        """A_t Θ*ᵀ [K, L, N, B] for Θ*ᵀ [K, N, B]: R g(B) R, R = W^½/σ, with B of `evidence.py`."""
         root = self._solved.root[some].unsqueeze(-1)
         seen = root * cross.unsqueeze(1)
         if self.time is None:

@@ -1,18 +1,15 @@
-"""An architecture read off a network: `nn.Sequential` and what it may hold.
+"""The architecture of a network that is built from `nn.Sequential`, and networks of finite width.
 
-Widths and weights are ignored; kernel sizes, strides and padding are kept. A linear layer without
-bias has none in the limit. Dropout is ignored, as in prediction. The gain and offset of a LayerNorm
-count as fixed.
+**Reading** (`read`). Widths and weights are ignored; kernel sizes, strides and padding are kept. A
+linear layer without bias has none in the limit. Dropout is ignored, as in prediction. The gain and
+offset of a LayerNorm are taken as fixed. PyTorch's initial weights, U(−1/√n, 1/√n), have variance
+1/(3n), so σ_w = 1/√3; its biases have variance 1/(3n) and vanish as layers grow.
 
-PyTorch's own initial weights, U(−1/√n, 1/√n), have variance 1/(3n) and thus σ_w = 1/√3; its biases
-have 1/(3n) and vanish as layers grow.
-
-The same architectures at finite width, and modules that `nn.Sequential` lacks.
-
-Weights are N(0, 1) and scaled in the forward pass, σ_w/√n Wφ + σ_b b: the parametrisation in which
-gradients, and so Θ, have a limit (Jacot et al. 2018). In PyTorch's own, where the scale is in the
-initial weights, the functions at the start are the same and K is too; the gradients of hidden
-weights differ by a factor of the width.
+**Finite networks** (`finite_network`). The same architectures at finite width, and modules that
+`nn.Sequential` lacks. Weights are N(0, 1) and scaled in the forward pass, σ_w/√n Wφ + σ_b b. In
+this parametrisation gradients, and so Θ, have a limit (Jacot et al. 2018). In PyTorch's
+parametrisation, with the scale in the initial weights, the functions at the start are the same, and
+so is K; the gradients of hidden weights differ by a factor of the width.
 """
 
 from __future__ import annotations
@@ -90,7 +87,7 @@ def finite_network(
     architecture: Architecture, inputs: int, outputs: int = 1, width: int = 512,
     weight_std: float = 1.0, bias_std: float = 0.0,
 ) -> nn.Sequential:  # fmt: skip
-    """A fully connected architecture with layers of this width, its weights newly drawn."""
+    """A fully connected architecture with layers of this width and newly drawn weights."""
     known = (wide.Dense, wide.Activation)
     odd = [layer for layer in architecture.layers if not isinstance(layer, known)]
     if odd:
@@ -132,7 +129,7 @@ def read(net: nn.Module) -> Architecture:
 
 @dataclass(frozen=True)
 class _Misfit:
-    """Why a layer has no limit here."""
+    """The reason why a layer has no limit here."""
 
     reason: str
 
@@ -150,7 +147,7 @@ def _layers(name: str, module: nn.Module) -> tuple[Layer, ...]:
         return (Residual(block, _layers(f"{name}.shortcut", module.shortcut)),)
     if isinstance(module, _NOTHING):
         return ()
-    found: Any = _Misfit("it is none of those that have one here")
+    found: Any = _Misfit("its type is not supported")
     if type(module) in _NAMES:
         found = Activation(_NAMES[type(module)])
     for kind, reader in _READERS.items():

@@ -1,30 +1,36 @@
-"""The densities of priors: centred, elementwise, with scores and curvatures in closed form.
+"""A prior over weights: its settings, its density, and both bound to a flat parameter vector.
 
-The score is the gradient of log p; the curvature is minus its second derivative. `FlowFamily` is an
-elementwise flow of standard normals, in closed form (Johnson, 1949: "SU"):
+A `Prior` is a frozen dataclass of settings. Its `Family` is the density of each element, centred at
+0, with score and curvature in closed form. The score is the gradient of log p; the curvature is
+minus its second derivative. Each prior stands below its family. The Gaussian ones are here, because
+every other prior needs them: for entries that it does not name, and for parameters of a likelihood.
 
-    w = (s/t) sinh(t ε),  ε ~ N(0, 1);    ε = asinh(r)/t with r = t w/s
+A `BoundPrior` has tensors with one value per element of the flat parameter vector, so that one
+expression covers all tensors of all members:
 
-    log p(w) = −ε²/2 − log s − log(2π)/2 − log(1 + r²)/2
+    log p(w) = sum_j log p_j(w_j - m_j)
 
-t → 0 is N(0, s²). The larger t, the heavier the tails: most weights are small, and a few are large.
-
-A prior bound to a layout: tensors with one value per element of the flat parameter vector.
+with m_j the centre of the entry: 1 for normalisation scales, else 0. The elements of a tensor
+depend on each other where they share an unknown scale (`hierarchical.py`). Likelihood parameters
+(entries "likelihood.*", log scales) always have the prior N(0, 1).
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cached_property
+from numbers import Real
 from typing import Any, ClassVar
 
 import torch
 from torch import Generator, Tensor
 
-from doxa.errors import MethodError
+from doxa.errors import MethodError, ModelError
+from doxa.linalg.layout import Entry, Layout
 
 HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 Values = dict[str, Tensor]
@@ -84,6 +90,36 @@ def normal(n: int, like: Tensor, generator: Generator) -> Tensor:
     return draws.to(like.device)
 
 
+@dataclass(frozen=True)
+class Prior(ABC):
+    """An elementwise prior, centred at the centre of each entry. Its fields are positive."""
+
+    name: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        check_positive(self, vars(self))
+
+    @property
+    @abstractmethod
+    def family(self) -> type[Family]:
+        """The density of its elements. A class attribute, unless it depends on the settings."""
+
+    def settings(self, entry: Entry) -> dict[str, float]:
+        """The arguments of the family's `derive` for the elements of one entry: the fields."""
+        return dict(vars(self))
+
+    def bind(self, layout: Layout) -> BoundPrior:
+        return bind(self, layout)
+
+
+def check_positive(prior: Prior, names: Iterable[str]) -> None:
+    for name in names:
+        value = getattr(prior, name)
+        number = float(value) if isinstance(value, Real) else math.nan
+        if not 0.0 < number < math.inf:
+            raise ModelError(f"{type(prior).__name__}: {name} must be positive, got {value!r}")
+
+
 class GaussianFamily(Family):
     """log p = -x^2 / (2 s^2) - log s - log(2 pi)/2"""
 
@@ -122,148 +158,34 @@ class GaussianFamily(Family):
         return x.new_zeros(()), self.score(std)
 
 
-class LaplaceFamily(Family):
-    """log p = -|x| / s - log 2s. The score at 0 is 0; the curvature is 0 everywhere else.
+@dataclass(frozen=True)
+class Normal(Prior):
+    """N(centre, std^2) on every element."""
 
-    E|x + std ε| = |x| erf z + std √(2/π) exp(-z^2) with z = |x| / (√2 std).
+    name = "normal"
+    family = GaussianFamily
+
+    std: float = 1.0
+
+    def settings(self, entry: Entry) -> dict[str, float]:
+        return {"scale": self.std}
+
+
+@dataclass(frozen=True)
+class FanInNormal(Prior):
+    """N(centre, scale^2 / fan_in): the input of a unit has the same variance at any width (Neal,
+    1996).
+
+    Biases and normalisation parameters have fan_in 1, hence the standard deviation `scale`.
     """
 
-    widens = True
+    name = "fan-in-normal"
+    family = GaussianFamily
 
-    def derive(self, *, scale: Tensor) -> Values:  # type: ignore[override]
-        return {"scale": scale, "rate": 1.0 / scale, "norm": -(2.0 * scale).log().sum(-1)}
+    scale: float = 1.0
 
-    def log_prob(self, x: Tensor) -> Tensor:
-        return self.at["norm"] - (x.abs() * self.at["rate"]).sum(-1)
-
-    def score(self, x: Tensor) -> Tensor:
-        return -x.sign() * self.at["rate"]
-
-    def curvature(self, x: Tensor) -> Tensor:
-        return torch.zeros_like(x)
-
-    def sample(self, n: int, generator: Generator) -> Tensor:
-        # The sign and the size of one uniform on (-1, 1) are independent.
-        u = 2.0 * uniform(n, self.at["scale"], generator) - 1.0
-        return -self.at["scale"] * u.sign() * torch.log1p(-u.abs())
-
-    def widening(self, x: Tensor, std: Tensor) -> Tensor:
-        size, z = x.abs(), self._ratio(x, std)
-        lost = std * math.sqrt(2.0 / math.pi) * (-z.square()).exp() - size * torch.erfc(z)
-        return -(lost * self.at["rate"]).sum(-1)
-
-    def widening_score(self, x: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
-        z, rate = self._ratio(x, std), self.at["rate"]
-        by_std = -math.sqrt(2.0 / math.pi) * (-z.square()).exp() * rate
-        return x.sign() * torch.erfc(z) * rate, by_std
-
-    def _ratio(self, x: Tensor, std: Tensor) -> Tensor:
-        return x.abs() / std.clamp_min(torch.finfo(std.dtype).tiny) * math.sqrt(0.5)
-
-
-class StudentTFamily(Family):
-    """log p = -(v+1)/2 log(1 + x^2 / (v s^2)) + constants"""
-
-    def derive(self, *, scale: Tensor, df: Tensor) -> Values:  # type: ignore[override]
-        half = 0.5 * (df + 1.0)
-        norm = torch.lgamma(half) - torch.lgamma(0.5 * df) - 0.5 * (df * math.pi).log()
-        return {
-            "scale": scale,
-            "df": df,
-            "half": half,
-            "width": df * scale.square(),
-            "norm": (norm - scale.log()).sum(-1),
-        }
-
-    def log_prob(self, x: Tensor) -> Tensor:
-        decay = self.at["half"] * torch.log1p(x.square() / self.at["width"])
-        return self.at["norm"] - decay.sum(-1)
-
-    def score(self, x: Tensor) -> Tensor:
-        return -2.0 * self.at["half"] * x / (self.at["width"] + x.square())
-
-    def curvature(self, x: Tensor) -> Tensor:
-        square, width = x.square(), self.at["width"]
-        return 2.0 * self.at["half"] * (width - square) / (width + square).square()
-
-    def sample(self, n: int, generator: Generator) -> Tensor:
-        # Bailey (1994): sqrt(v (U^(-2/v) - 1)) cos(2 pi V) is Student-t for uniform U and V.
-        df, scale = self.at["df"], self.at["scale"]
-        radius = (df * torch.expm1(-2.0 / df * uniform(n, df, generator).log())).sqrt()
-        return scale * radius * torch.cos(2.0 * math.pi * uniform(n, df, generator))
-
-
-class ScaleMixtureFamily(Family):
-    """log p = log(w N(x; 0, s1^2) + (1 - w) N(x; 0, s2^2)); r is the share of the first term."""
-
-    def derive(self, *, weight: Tensor, std1: Tensor, std2: Tensor) -> Values:  # type: ignore[override]
-        return {
-            "weight": weight,
-            "std1": std1,
-            "std2": std2,
-            "precision1": std1**-2,
-            "precision2": std2**-2,
-            "log1": weight.log() - std1.log() - HALF_LOG_2PI,
-            "log2": (1.0 - weight).log() - std2.log() - HALF_LOG_2PI,
-        }
-
-    def _logs(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        half = 0.5 * x.square()
-        first = self.at["log1"] - half * self.at["precision1"]
-        return first, self.at["log2"] - half * self.at["precision2"]
-
-    def _mixed(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """r, and the precision averaged over r."""
-        first, second = self._logs(x)
-        share = torch.sigmoid(first - second)
-        return share, torch.lerp(self.at["precision2"], self.at["precision1"], share)
-
-    def log_prob(self, x: Tensor) -> Tensor:
-        return torch.logaddexp(*self._logs(x)).sum(-1)
-
-    def score(self, x: Tensor) -> Tensor:
-        return -x * self._mixed(x)[1]
-
-    def curvature(self, x: Tensor) -> Tensor:
-        share, precision = self._mixed(x)
-        gap = x * (self.at["precision1"] - self.at["precision2"])
-        return precision - share * (1.0 - share) * gap.square()
-
-    def sample(self, n: int, generator: Generator) -> Tensor:
-        first = uniform(n, self.at["weight"], generator) < self.at["weight"]
-        std = torch.where(first, self.at["std1"], self.at["std2"])
-        return std * normal(n, self.at["weight"], generator)
-
-
-class FlowFamily(Family):
-    """The density of w in the docstring of this module."""
-
-    def derive(self, *, scale: Tensor, tail: Tensor) -> Values:  # type: ignore[override]
-        norm = -(scale.log() + HALF_LOG_2PI).sum(-1)
-        return {"scale": scale, "tail": tail, "slope": tail / scale, "norm": norm}
-
-    def _back(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """ε, r and 1/(1 + r²)."""
-        r = x * self.at["slope"]
-        return torch.asinh(r) / self.at["tail"], r, 1.0 / (1.0 + r.square())
-
-    def log_prob(self, x: Tensor) -> Tensor:
-        eps, r, _ = self._back(x)
-        return self.at["norm"] - 0.5 * (eps.square() + torch.log1p(r.square())).sum(-1)
-
-    def score(self, x: Tensor) -> Tensor:
-        eps, r, share = self._back(x)
-        return -(eps * share.sqrt() + self.at["tail"] * r * share) / self.at["scale"]
-
-    def curvature(self, x: Tensor) -> Tensor:
-        eps, r, share = self._back(x)
-        tail = self.at["tail"]
-        turned = 1.0 - eps * tail * r * share.sqrt() + tail.square() * (1.0 - r.square()) * share
-        return turned * share / self.at["scale"].square()
-
-    def sample(self, n: int, generator: Generator) -> Tensor:
-        scale, tail = self.at["scale"], self.at["tail"]
-        return scale * torch.sinh(tail * normal(n, scale, generator)) / tail
+    def settings(self, entry: Entry) -> dict[str, float]:
+        return {"scale": self.scale / math.sqrt(entry.fan_in)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -480,3 +402,72 @@ def _inverse_order(parts: Sequence[Part], size: int) -> Tensor | None:
         return None
     device = next(iter(parts[0].family.at.values())).device
     return torch.argsort(order).to(device)
+
+
+def bind(spec: Prior | Mapping[str, Prior], layout: Layout) -> BoundPrior:
+    """The prior of every element of a layout.
+
+    The patterns of a mapping {pattern: Prior} are compared with the names of the entries. They are
+    shell patterns; the first match is used, and "*" is tried last. Entries without a match have
+    Normal(1.0). A pattern that matches no name is an error.
+    """
+    chosen = each_prior(spec, layout)
+    groups: dict[type[Family], list[tuple[Entry, Prior]]] = {}
+    for entry, its_prior in zip(layout.entries, chosen, strict=True):
+        groups.setdefault(its_prior.family, []).append((entry, its_prior))
+    if not groups:
+        groups = {GaussianFamily: []}  # no parameters: log p = 0
+    parts = [_part(family, members, layout) for family, members in groups.items()]
+    return BoundPrior(parts, layout.size)
+
+
+def each_prior(spec: Prior | Mapping[str, Prior], layout: Layout) -> list[Prior]:
+    """The prior of each entry of a layout."""
+    table = {"*": spec} if isinstance(spec, Prior) else spec
+    patterns = sorted(table, key=lambda pattern: pattern == "*")
+    unused = set(patterns) - {"*"}
+    chosen: list[Prior] = []
+    for name in layout.names:
+        matches = [pattern for pattern in patterns if fnmatchcase(name, pattern)]
+        unused.difference_update(matches)
+        if name.startswith("likelihood."):
+            chosen.append(Normal(1.0))
+        else:
+            chosen.append(table[matches[0]] if matches else Normal(1.0))
+    if unused:
+        raise ModelError(
+            f"prior pattern {min(unused)!r} matches no parameter; there are "
+            + ", ".join(layout.names)
+        )
+    return chosen
+
+
+def _part(family: type[Family], members: list[tuple[Entry, Prior]], layout: Layout) -> Part:
+    entries = [entry for entry, _ in members]
+    sizes = torch.tensor([entry.size for entry in entries], dtype=torch.long)
+
+    def spread(values: list[float]) -> Tensor:
+        return torch.repeat_interleave(torch.tensor(values, dtype=torch.float64), sizes)
+
+    settings = [its_prior.settings(entry) for entry, its_prior in members]
+    names = settings[0] if settings else Normal().settings(Entry("", ()))
+    exact = {name: spread([values[name] for values in settings]) for name in names}
+    if family.grouped:
+        exact["group"] = spread([float(g) for g in range(len(entries))])
+    loc = spread([entry.centre for entry in entries])
+    return Part(
+        slice(None) if len(entries) == len(layout.entries) else _place(entries, layout),
+        loc if bool(loc.any()) else None,
+        family(exact, torch.device("cpu"), torch.float64),
+    )
+
+
+def _place(entries: list[Entry], layout: Layout) -> slice | Tensor:
+    """A slice where the entries are contiguous, else their positions."""
+    positions = layout.index(entry.name for entry in entries)
+    if positions.numel() == 0:
+        return slice(0, 0)
+    first = int(positions[0])
+    if int(positions[-1]) - first + 1 == positions.numel():
+        return slice(first, first + positions.numel())
+    return positions

@@ -54,9 +54,9 @@ def simplify(module: GraphModule, example: list[Tensor]) -> GraphModule:
         name = f"_folded_{node.name}"
         module.register_buffer(name, value)
         with graph.inserting_before(node):
-            folded = graph.get_attr(name)
-        folded.meta["val"] = value
-        node.replace_all_uses_with(folded)
+            constant = graph.get_attr(name)
+        constant.meta["val"] = value
+        node.replace_all_uses_with(constant)
     graph.eliminate_dead_code()
     module.recompile()
     return module

@@ -9,9 +9,9 @@ size determine how far the points are from the optimum, and so the width of the 
 points so far (`deviations="running"`). By default it is relative to the mean of all points, which
 gives a sample covariance. With `rank=0` there is only Σ_diag (SWAG-diagonal). With members it is
 MultiSWAG (Wilson & Izmailov, 2020). Learned noise is the mean of the trajectory, without
-uncertainty. If the network has BatchNorm, networks are drawn once, at the end, and the statistics are
-recomputed for every draw. Without BatchNorm, if rows are held out, the trajectory ends where its mean predicts
-them best, but after two points at least: on a small table, later points overfit.
+uncertainty. If the network has BatchNorm, networks are drawn once, at the end, and the statistics
+are recomputed for every draw. Without BatchNorm, if rows are held out, the trajectory ends where
+its mean predicts them best, but after two points at least: on a small table, later points overfit.
 """
 
 from __future__ import annotations

@@ -211,6 +211,7 @@ def _fitted(found: dict[str, Any]) -> str:
 _SCORES = {
     "log_prob": "log-likelihood per row", "gain": "gain over a constant",
     "coverage": "share in 90 % intervals", "too_sure": "confidence above accuracy by",
+    "cross_fit_parts": "parts",
 }  # fmt: skip
 
 

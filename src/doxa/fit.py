@@ -24,34 +24,39 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
 
 from doxa import checks, likelihoods
 from doxa.data import Data
+from doxa.driver.cross_fit import LogOnce, cross_fit
 from doxa.driver.finish import run_fit
 from doxa.driver.runs import Runs, RunSpec, Sweep
 from doxa.driver.setup import (
     Given,
+    cross_fit_parts,
     fingerprint,
     fitted_rows,
     member_ids,
     prepare_data,
+    run_sizes,
     select_engine,
     stack,
 )
+from doxa.driver.validation import not_evaluated
 from doxa.engine import Engine
 from doxa.engine.engine import default_modes, threads_for
 from doxa.errors import MethodError, ModelError
 from doxa.likelihoods import Inferred, Likelihood
-from doxa.method import Callback, FitSettings, Method, as_method
+from doxa.method import Callback, FitSettings, Method, Run, as_method
 from doxa.method.method import Workload, check_planned, in_half, keywords
 from doxa.model import Model, Subset
 from doxa.model.checks import (
@@ -66,7 +71,7 @@ from doxa.model.model import Network, NoNetwork, Problem
 from doxa.noise import drawing
 from doxa.optim import Optimizer
 from doxa.optim import optimizer as find_optimizer
-from doxa.posterior import Posterior
+from doxa.posterior import Posterior, Status
 from doxa.posterior.weights import WeightPosterior
 
 __all__ = ["Checkpoint", "Compute", "Training", "fit"]
@@ -363,8 +368,9 @@ def fit(
     validation : {"auto"}, None, float or tuple (x, y), default "auto"
         The held-out rows. They are used for early stopping, for the noise level, and to evaluate
         the fit. "auto": methods that can overfit hold out a part of the rows, a different part for
-        each member. None: all rows are used for training. A fraction of the rows, or a pair
-        (x, y): the same held-out rows for all members.
+        each member; with one member and fewer than 50 rows, other networks hold out the parts
+        (`driver/cross_fit.py`), and the fit has all rows. None: all rows are used for training. A
+        fraction of the rows, or a pair (x, y): the same held-out rows for all members.
     patience : int, default 20
         Training stops after this number of validations without improvement.
     standardize : bool, default False
@@ -440,7 +446,8 @@ def fit(
     torch.Size([64, 1])
     """
     began = time.monotonic()
-    fresh, begin = _start(init)
+    fresh, earlier = _start(init)
+    begin = torch.cat([one.point() for one in earlier]) if earlier else None
     method = as_method(method)
     if runs is not None and not isinstance(runs, Runs):
         raise MethodError(f"runs must be doxa.Runs(rows=..., grid=..., seeds=...), not {runs!r}")
@@ -468,58 +475,108 @@ def fit(
     if batch_size is None and isinstance(data, DataLoader):
         batch_size = data.batch_size
     ids = member_ids(members, method)
-    if isinstance(validation, str) and validation == "auto" and not method.holds_out:
+    auto = isinstance(validation, str) and validation == "auto" and method.holds_out
+    if isinstance(validation, str) and validation == "auto" and not auto:
         validation = None
-    held, splits, likelihood_output, inputs = prepare_data(
-        given, problem.model, noise_model, specs, validation, standardize, device, dtype, ids,
-    )  # fmt: skip
-    size = _batch_size(batch_size, method, held, problem)
-    epoch = max(1, max(len(r) for r in held.rows) // size)
     settings = FitSettings(
-        steps=_steps(steps, epochs, method, epoch), batch_size=size, epoch_steps=epoch,
-        rate=method.default_rate if lr is None else lr,
-        optimizer=find_optimizer(optimizer), fresh=fresh, begin=begin, schedule=schedule,
-        patience=patience, callbacks=callbacks, checkpoint_seconds=checkpoint_every,
-        draws_budget=draws_budget, progress=sys.stderr.isatty() if progress is None else progress,
+        rate=method.default_rate if lr is None else lr, optimizer=find_optimizer(optimizer),
+        fresh=fresh, begin=begin, schedule=schedule, patience=patience, callbacks=callbacks,
+        checkpoint_seconds=checkpoint_every, draws_budget=draws_budget,
+        progress=sys.stderr.isatty() if progress is None else progress,
     )  # fmt: skip
-    members_of_runs = len(specs) * len(ids)
-    work = Workload.of(
-        problem, held, members_of_runs, size, likelihood_output, inputs, draws_budget
-    )
-    check_planned(method, work, device)
-    run = stack(
-        problem if dtype else problem.to(device, held.dtype), method, noise_model, held, splits,
-        specs, ids, likelihood_output, inputs, settings,
-    )  # fmt: skip
-    half = precision != "full" and in_half(precision, method, run)
-    run = replace(run, engine=select_engine(run, engine, method, half))
-    if isinstance(problem, Network):
-        first, few = run.start()[0], held.take(held.rows[0][:8], torch.tensor(0))[0]
-        if settings.fresh and not method.own_weights:
-            warn_if_pretrained(run.net, run.initial[0])
-        check_logits(run.net.likelihood, check_gradient_flow(run.net, first, few))
+
+    def prepared(ids: list[int], validation: Any, settings: FitSettings) -> Run:
+        """The stacked members, and the engine that computes them."""
+        held, splits, output, inputs = prepare_data(
+            given, problem.model, noise_model, specs, validation, standardize, device, dtype, ids,
+        )  # fmt: skip
+        size = _batch_size(batch_size, method, held, problem)
+        epoch = max(1, max(len(r) for r in held.rows) // size)
+        settings = replace(
+            settings, batch_size=size, epoch_steps=epoch,
+            steps=_steps(steps, epochs, method, epoch),
+        )  # fmt: skip
+        work = Workload.of(problem, held, len(specs) * len(ids), size, output, inputs, draws_budget)
+        check_planned(method, work, device)
+        run = stack(
+            problem if dtype else problem.to(device, held.dtype), method, noise_model, held,
+            splits, specs, ids, output, inputs, settings,
+        )  # fmt: skip
+        half = precision != "full" and in_half(precision, method, run)
+        return replace(run, engine=select_engine(run, engine, method, half))
+
     assert not isinstance(checkpoint, Checkpoint)  # `grouped` passes its folder
-    digest = "" if checkpoint is None else fingerprint(run, method, specs)
-    posteriors, _ = run_fit(run, method, specs, began, checkpoint, digest)
+    folder = None if checkpoint is None else str(checkpoint)
+    parts = _cross_fit_parts(given, specs, ids, earlier) if auto else 0
+    crossed = None
+    once = LogOnce() if parts else nullcontext()
+    if parts:
+        each = None if begin is None else begin.repeat_interleave(parts, 0)
+        with once:
+            run = prepared(list(range(parts)), "auto", replace(settings, begin=each))
+        _check_network(run, method)
+        digest = "" if folder is None else fingerprint(run, method, specs)
+        crossed = cross_fit(run, method, specs, began, folder, digest)
+        settings = crossed.settings(settings)
+    with once:
+        run = prepared(ids, None if parts else validation, settings)
+    if not parts:
+        _check_network(run, method)
+    digest = "" if folder is None else fingerprint(run, method, specs)
+    posteriors, _ = run_fit(run, method, specs, began, folder, digest)
+    if crossed is not None:
+        crossed.apply(posteriors)
+    elif auto and run.rows.validation is None and given.tasks is None:
+        for posterior in posteriors:
+            if posterior.record.status == "ok":
+                posterior.record.status = Status("not-evaluated", not_evaluated(0))
     columns = given.names[0].columns
     used = fitted_rows(given, specs, validation)
     for posterior, rows in zip(posteriors, used, strict=True):
         posterior.columns = None if columns is None else list(columns)
-        posterior.scalar_targets = noise_model.scalar_targets(given.y, likelihood_output)
+        posterior.scalar_targets = noise_model.scalar_targets(given.y, run.output)
         posterior.fitted_rows = rows
         if inferred and inferred.message:
             posterior.metadata["likelihood"] = inferred.message
     return posteriors[0] if runs is None else Sweep(posteriors, specs)
 
 
-def _start(init: Any) -> tuple[bool, Tensor | None]:
-    """Whether weights are re-initialised; and the starting points, if `init` is posteriors."""
+def _check_network(run: Run, method: Method) -> None:
+    """Check on a few rows that the network can be trained, and warn if it was trained before."""
+    if run.problem.model is None:
+        return
+    first, few = run.start()[0], run.rows.take(run.rows.rows[0][:8], torch.tensor(0))[0]
+    if run.settings.fresh and not method.own_weights:
+        warn_if_pretrained(run.net, run.initial[0])
+    check_logits(run.net.likelihood, check_gradient_flow(run.net, first, few))
+
+
+def _cross_fit_parts(
+    given: Given, specs: Sequence[RunSpec], ids: Sequence[int], earlier: Sequence[WeightPosterior]
+) -> int:
+    """The number of parts if one network is fitted to few rows, else 0 (`driver/cross_fit.py`).
+
+    A network that starts from an earlier fit to these rows has seen all parts: there are none.
+    """
+    if len(ids) > 1 or given.source is not None or given.tasks is not None:
+        return 0
+    if earlier and sum(len(one.point()) for one in earlier) != len(specs):
+        return 0  # an error of the fit to all rows
+    seen = [one.fitted_rows for one in earlier]
+    if any(rows is None or rows.overlap(given.x, given.y) for rows in seen):
+        return 0
+    rows = [given.rows_of_run(spec) for spec in specs]
+    return cross_fit_parts(run_sizes(rows, given.weight))
+
+
+def _start(init: Any) -> tuple[bool, list[WeightPosterior]]:
+    """Whether weights are re-initialised; and the posteriors at whose points they start."""
     if isinstance(init, str) and init in ("fresh", "given"):
-        return init == "fresh", None
+        return init == "fresh", []
     earlier: Any = [init] if isinstance(init, Posterior) else init
     several = isinstance(earlier, Sweep | list | tuple) and len(earlier) > 0
     if several and all(isinstance(one, WeightPosterior) for one in earlier):
-        return False, torch.cat([one.point() for one in earlier])
+        return False, list(earlier)
     raise MethodError(
         f"init must be 'fresh' or 'given', or posteriors over a network's weights, not {init!r}"
     )

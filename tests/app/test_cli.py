@@ -10,6 +10,7 @@ from shell import doxa
 from typer.testing import CliRunner
 
 from doxa.app.cli import app
+from doxa.app.fitting import Plan, make_method, say_held_out
 
 pd = pytest.importorskip("pandas")
 
@@ -257,6 +258,18 @@ def noise(tmp_path: Path) -> Path:
     frame["y"] = 0.5 * frame["x0"] + rng.normal(size=200)
     frame.to_csv(tmp_path / "noise.csv", index=False)
     return tmp_path / "noise.csv"
+
+
+@pytest.mark.parametrize(
+    ("rows", "method", "words"),
+    [(7, "map", ""), (30, "map", "divided into 5 parts, and 5 networks"),
+     (30, "deep-ensemble", "each member holds out a different 20% of the rows"),
+     (50, "map", "each member holds out a different 20% of the rows"), (30, "gp", "")],
+)  # fmt: skip
+def test_what_is_held_out_is_said(rows: int, method: str, words: str) -> None:
+    said = say_held_out(Plan(), make_method(method, []), rows)
+    assert words in said and bool(said) == bool(words)
+    assert say_held_out(Plan(validation=0.0), make_method(method, []), rows) == ""
 
 
 @pytest.mark.slow

@@ -410,8 +410,8 @@ def test_a_diverged_run_says_so_first_and_its_gaps_are_counted(tmp_path: Path) -
     assert posterior.status == "diverged"
     posterior.history["loss"].append([41, [float("inf")]])
     root = page(report.write(posterior, tmp_path / "r.html", (data["x"], data["y"])))
-    assert "✕ Do not rely on it: 2 bad findings" in root.all("header")[0].text
-    assert "(status, coverage, error)" in root.all("header")[0].text
+    assert "✕ Do not rely on it: 1 bad finding" in root.all("header")[0].text
+    assert "1 bad finding and 2 warnings (status, " in root.all("header")[0].text
     assert "The fit ended as 'diverged'" in root.all("header")[0].text
     assert "smaller learning rate" in root.all("header")[0].text
     assert "Gaps mark values that are not finite (" in section(root, "training").text

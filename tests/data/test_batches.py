@@ -255,7 +255,7 @@ def test_weight_two_is_a_row_twice_for_map_and_hmc() -> None:
     twice = torch.cat([torch.arange(20), torch.tensor([5])])
     net = mlp()
     methods: list[tuple[Method, dict[str, Any]]] = [
-        (doxa.MAP(), {"steps": 30, "batch_size": 100}),
+        (doxa.MAP(), {"steps": 30, "batch_size": 100, "validation": None}),
         (doxa.HMC(draws=6, burn_in=10, leapfrog=3), {"members": 2}),
     ]
     for method, settings in methods:

@@ -11,7 +11,7 @@ from torch import Tensor
 from trial import held_to_the_protocol
 
 import doxa
-from doxa.driver.setup import FEWEST, own_parts, parts
+from doxa.driver.setup import FEWEST_ROWS, own_parts, parts
 
 ROWS = [torch.arange(100, 300)]
 
@@ -59,12 +59,17 @@ def test_runs_are_cut_each_by_itself() -> None:
 
 
 def test_too_few_rows_are_not_cut() -> None:
-    assert own_parts([torch.arange(5 * FEWEST - 1)], [0], [0]) is None
-    assert own_parts([torch.arange(5 * FEWEST)], [0], [0]) is not None
+    """A single member needs ten rows for itself; several members pool theirs."""
+    assert own_parts([torch.arange(49)], [0], [0]) is None
+    assert own_parts([torch.arange(50)], [0], [0]) is not None
+    assert own_parts([torch.arange(FEWEST_ROWS - 1)], [0, 1], [0]) is None
+    assert own_parts([torch.arange(FEWEST_ROWS)], [0, 1], [0]) is not None
+    assert own_parts([torch.arange(FEWEST_ROWS)], [0, 4], [0]) is None, "the same part twice"
 
 
 @pytest.mark.parametrize(
-    ("rows", "count"), [(50, 5), (160, 8), (400, 10), (9999, 10), (10_000, 20)]
+    ("rows", "count"),
+    [(8, 4), (9, 4), (10, 5), (50, 5), (160, 8), (400, 10), (9999, 10), (10_000, 20)],
 )
 def test_parts(rows: int, count: int) -> None:
     assert parts(rows) == count

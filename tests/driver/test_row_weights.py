@@ -201,7 +201,7 @@ def test_rows_are_held_out_where_their_effective_number_allows_it() -> None:
     tilted = 1 + torch.linspace(-1, 1, 100)
     assert weights.effective_rows(tilted) == pytest.approx(float(m), rel=1e-6)
     enough = own_parts(rows, [0], [0], tilted) is not None
-    assert enough == (int(m) // setup.parts(int(m)) >= setup.FEWEST)
+    assert enough == (int(m) // setup.parts(int(m)) >= setup.FEWEST_HELD_OUT)
 
 
 def test_validation_is_the_weighted_mean() -> None:

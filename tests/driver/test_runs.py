@@ -179,7 +179,7 @@ def test_select_takes_the_best_of_each_split() -> None:
 
 
 def test_select_without_a_score_says_what_to_do() -> None:
-    sweep = doxa.fit(mlp(), table(), runs=Runs(seeds=[0, 1]), steps=2)
+    sweep = doxa.fit(mlp(), table(), runs=Runs(seeds=[0, 1]), steps=2, validation=None)
     with pytest.raises(Unavailable, match=r"validation=0\.2"):
         sweep.select()
     with pytest.raises(Unavailable, match="evidence"):

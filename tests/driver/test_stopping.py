@@ -22,7 +22,7 @@ def test_a_look_is_an_epoch_of_each_members_own_rows() -> None:
     data = Data(x, x, rows, scales, x.device, x.dtype, 150, validation=rows, owners=[0, 0, 1, 1])
     run: Any = SimpleNamespace(
         data=data, settings=SimpleNamespace(batch_size=5), split_of=[0, 1, 2, 3],
-        run_of=[0, 0, 1, 1],
+        run_of=[0, 0, 1, 1], pooled_rows=None,
     )  # fmt: skip
     method: Any = None
     for steps, intervals in {400: [10, 10, 20, 20], 1500: [15, 15, 20, 20]}.items():

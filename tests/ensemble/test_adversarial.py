@@ -21,7 +21,7 @@ def test_a_step_fits_the_moved_rows_too(mode: str) -> None:
     posterior = doxa.fit(
         net, (x, y), doxa.DeepEnsemble(adversarial=0.05), members=2, steps=2, lr=0.1,
         batch_size=10, optimizer=SGD(0.0), schedule="constant", init="given",
-        likelihood=doxa.Gaussian(noise=0.5), engine=f"stack:{mode}",
+        likelihood=doxa.Gaussian(noise=0.5), engine=f"stack:{mode}", validation=None,
     )  # fmt: skip
     assert posterior.diagnostics["mode"] == mode
     step = 0.05 * (x.amax(0) - x.amin(0))

@@ -55,7 +55,8 @@ def test_batch_norm_is_recomputed_as_torch_does() -> None:
     """update_bn over the same batches, at the averaged weights."""
     x, y = data()
     net = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 1)).double()
-    posterior = doxa.fit(net, (x, y), doxa.SWA(), steps=60, batch_size=8, members=2)
+    options = {"steps": 60, "batch_size": 8, "members": 2, "validation": None}
+    posterior = doxa.fit(net, (x, y), doxa.SWA(), **options)
     for m in range(2):
         own = posterior.layout.unflatten(posterior.samples[m, 0])
         with torch.no_grad():

@@ -44,7 +44,7 @@ def test_it_is_equations_5_and_6(deviations: str, rank: int) -> None:
     method = doxa.SWAG(average=0.5, cycle=3, swa_lr=0.2, rank=rank, deviations=deviations)
     posterior = doxa.fit(
         net, data(), method, steps=40, lr=0.1, schedule="constant", optimizer=SGD(0.0),
-        batch_size=24, init="given", likelihood=doxa.Gaussian(noise=1.0),
+        batch_size=24, init="given", likelihood=doxa.Gaussian(noise=1.0), validation=None,
     )  # fmt: skip
     theta = points(net, 40, 22, 0.2, 3)
     count = len(theta)
@@ -96,7 +96,8 @@ def test_statistics_are_recomputed_for_every_draw() -> None:
     x, y = data()
     net = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 1)).double()
     method = doxa.SWAG(cycle=2, rank=2, samples=3)
-    posterior = doxa.fit(net, (x, y), method, steps=60, batch_size=8, members=2)
+    options = {"steps": 60, "batch_size": 8, "members": 2, "validation": None}
+    posterior = doxa.fit(net, (x, y), method, **options)
     assert posterior.samples.shape[:2] == (2, 3) and not posterior.chain
     for m in range(2):
         for s in range(3):

@@ -15,10 +15,10 @@ from doxa.errors import DoxaError, ModelError, ShapeError
 N, D = 24, 3
 
 
-def table() -> tuple[Tensor, Tensor]:
+def table(n: int = N) -> tuple[Tensor, Tensor]:
     g = torch.Generator().manual_seed(0)
-    x = torch.randn(N, D, generator=g)
-    return x, x.sum(1, keepdim=True) + 0.1 * torch.randn(N, 1, generator=g)
+    x = torch.randn(n, D, generator=g)
+    return x, x.sum(1, keepdim=True) + 0.1 * torch.randn(n, 1, generator=g)
 
 
 def with_batch_norm() -> nn.Module:
@@ -127,8 +127,9 @@ def test_batch_norm_trains_as_torch_does(engine: str) -> None:
     x, y = table()
     net = with_batch_norm()
     posterior = doxa.fit(
-        net, (x, y), steps=1, batch_size=N, init="given", members=2, engine=engine, lr=1e-3
-    )
+        net, (x, y), steps=1, batch_size=N, init="given", members=2, engine=engine, lr=1e-3,
+        validation=None,
+    )  # fmt: skip
     net.train()(x)
     for member in range(2):
         torch.testing.assert_close(posterior.buffers["1.running_mean"][member], net[1].running_mean)
@@ -170,11 +171,17 @@ def test_batch_norm_without_statistics_is_warned_about(caplog: pytest.LogCapture
 
 @pytest.mark.parametrize("optimizer, lr", [("sgd", 1e4), ("adam", 1e6), ("sgd", 1e30)])
 @pytest.mark.parametrize("name", ["map", "deep-ensemble", "mean-field", "mc-dropout"])
-def test_a_diverging_rate_says_so_and_still_predicts(name: str, optimizer: str, lr: float) -> None:
-    x, y = table()
+@pytest.mark.parametrize(
+    "n, validation", [(N, None), (N, "auto"), (60, "auto")], ids=["all rows", "parts", "held out"]
+)
+def test_a_diverging_rate_says_so_and_still_predicts(
+    n: int, validation: str | None, name: str, optimizer: str, lr: float
+) -> None:
+    x, y = table(n)
     posterior = doxa.fit(
-        doxa.nets.mlp(D, 1, hidden=(8,)), (x, y), name, steps=60, lr=lr, optimizer=optimizer
-    )
+        doxa.nets.mlp(D, 1, hidden=(8,)), (x, y), name, steps=60, lr=lr, optimizer=optimizer,
+        validation=validation,
+    )  # fmt: skip
     assert posterior.status == "diverged"
     assert "learning rate" in posterior.status.reason
     p = posterior.predict(x)
@@ -184,7 +191,7 @@ def test_a_diverging_rate_says_so_and_still_predicts(name: str, optimizer: str, 
 def test_one_diverging_run_does_not_touch_the_other() -> None:
     x, y = table()
     net = doxa.nets.mlp(D, 1, hidden=(8,)).double()
-    settings: dict[str, Any] = {"steps": 40, "optimizer": "sgd", "members": 2}
+    settings: dict[str, Any] = {"steps": 40, "optimizer": "sgd", "members": 2, "validation": None}
     sweep = doxa.fit(net, (x, y), runs=doxa.Runs(grid={"lr": [1e-3, 1e30]}), **settings)
     assert [p.status for p in sweep] == ["ok", "diverged"]
     alone = doxa.fit(net, (x, y), lr=1e-3, **settings)

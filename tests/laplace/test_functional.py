@@ -36,7 +36,7 @@ def fit(data: Any, structure: str, *, settings: Any = None, **options: Any) -> A
     outputs = 1 if data[1].is_floating_point() else 3
     net = doxa.nets.mlp(2, outputs, (20,), activation="tanh").double()
     method = doxa.Laplace(structure, newton_steps=0, mean_correction=False, **settings or {})
-    return doxa.fit(net, data, method, **{"members": 2, "seed": 0, "steps": 10} | options)
+    return doxa.fit(net, data, method, **{"members": 2, "steps": 10, "validation": None} | options)
 
 
 def same(full: Any, ours: Any, x: Tensor) -> None:

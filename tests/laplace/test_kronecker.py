@@ -176,7 +176,7 @@ def image_net(norm: bool = False) -> nn.Module:
 
 def fit(net: nn.Module, data: Any, **options: Any) -> Any:
     settings = {k: options.pop(k) for k in ("tune", "train") if k in options}
-    options = {"steps": 20, "seed": 0, "likelihood": "categorical"} | options
+    options = {"steps": 20, "likelihood": "categorical", "validation": None} | options
     return doxa.fit(net, data, doxa.Laplace("kronecker", **settings), **options)
 
 

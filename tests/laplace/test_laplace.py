@@ -87,7 +87,8 @@ def test_members_in_one_mode_have_its_evidence() -> None:
     x, y = rows()
     exact = linear(x, y, prior_std=1.0, noise=0.3)
     method, likelihood = doxa.Laplace(newton_steps=3, tune=None), doxa.Gaussian(0.3)
-    ours = fit(nn.Linear(2, 1).double(), (x, y), method, likelihood=likelihood, members=3, steps=5)
+    options = {"members": 3, "steps": 5, "validation": None}
+    ours = fit(nn.Linear(2, 1).double(), (x, y), method, likelihood=likelihood, **options)
     assert ours.log_evidence == pytest.approx(exact.log_evidence, rel=1e-9)
 
 

@@ -185,7 +185,7 @@ class Weighted(doxa.MAP):
 def test_row_weights_of_a_method_are_each_members_own() -> None:
     x, y = data()
     y = torch.where(torch.arange(12)[:, None] < 6, y, -y)
-    options = {"steps": 300, "lr": 0.05, "batch_size": 12, "init": "given"}
+    options = {"steps": 300, "lr": 0.05, "batch_size": 12, "init": "given", "validation": None}
     net, given = nn.Linear(2, 1).double(), {"likelihood": doxa.Gaussian(noise=0.1)}
     both = doxa.fit(net, (x, y), Weighted(), members=2, **given, **options)
     for m, rows in enumerate((slice(0, 6), slice(6, 12))):
@@ -207,7 +207,8 @@ def test_n_is_the_sum_of_each_members_own_weights() -> None:
 
     weight = torch.tensor([1.0] * 6 + [0.5] * 6)
     net = nn.Linear(2, 1).double()
-    doxa.fit(net, data(), Uneven(), members=3, steps=1, sample_weight=weight)
+    options = {"members": 3, "steps": 1, "validation": None}
+    doxa.fit(net, data(), Uneven(), sample_weight=weight, **options)
     assert seen[0].tolist() == [9.0, 18.0, 27.0]
     assert seen[1].tolist() == [18.0, 27.0]
     assert seen[2].tolist() == [9.0, 9.0, 18.0, 18.0, 27.0, 27.0]
@@ -283,7 +284,7 @@ def test_particles_can_be_kept(tmp_path: Path) -> None:
             return super().finish(run, state, kept)
 
     for folder in (None, tmp_path / "run"):
-        options = {"members": 2, "steps": 20, "checkpoint": folder}
+        options = {"members": 2, "steps": 20, "checkpoint": folder, "validation": None}
         doxa.fit(nn.Linear(2, 1).double(), data(), Kept(particles=3), **options)
     assert shapes == [(4, 2, 3, 4)] * 2
     assert torch.equal(drawn[0], drawn[1])

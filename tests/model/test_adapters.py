@@ -96,7 +96,7 @@ def test_dropout_masks_adapters_and_not_what_is_frozen() -> None:
         method = doxa.MCDropout(p=0.5, insert="all")
         posterior = doxa.fit(
             net, (x, y), method, init="given", steps=1, lr=1e-12, subset=subset,
-            likelihood="categorical",
+            likelihood="categorical", validation=None,
         )  # fmt: skip
         drawn = posterior.predict(x, n=5).samples
         torch.testing.assert_close(drawn, net(x).expand(5, -1, -1), atol=1e-5, rtol=0)

@@ -30,7 +30,7 @@ def test_batch_norm_trains_as_it_does_in_torch(engine: str) -> None:
     posterior = doxa.fit(
         net, (x, y), "map", likelihood=doxa.Gaussian(noise=1.0), prior=doxa.Normal(1e8),
         init="given", members=2, optimizer=SGD(0.0), lr=0.1, schedule="constant", steps=4,
-        engine=engine,
+        engine=engine, validation=None,
     )  # fmt: skip
     torch_net = copy.deepcopy(net).train()
     optimizer = torch.optim.SGD(torch_net.parameters(), lr=0.1)
@@ -53,7 +53,7 @@ def test_batch_norm_trains_as_it_does_in_torch(engine: str) -> None:
 def test_each_member_has_its_own_batch_norm_buffers(tmp_path: Path) -> None:
     net = seeded(norm_net)
     x, y = numbers(32, 3).double(), numbers(32, 1, seed=1).double()
-    options = {"batch_size": 8, "steps": 20}
+    options = {"batch_size": 8, "steps": 20, "validation": None}
     posterior = doxa.fit(net, (x, y), "map", members=3, **options)
     means = posterior.buffers["1.running_mean"]
     assert means.shape == (3, 5)

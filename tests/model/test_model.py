@@ -230,6 +230,7 @@ def test_a_gaussian_prior_is_weight_decay(kind: str) -> None:
     posterior = doxa.fit(
         net, (x, y), "map", likelihood=doxa.Gaussian(noise=noise), prior=doxa.Normal(std),
         init="given", optimizer=ours, lr=rate, schedule="constant", steps=10, batch_size=n,
+        validation=None,
     )  # fmt: skip
     theirs = copy.deepcopy(net)
     decay = 1 / (std**2 * n)

@@ -58,9 +58,10 @@ class After(nn.Module):
 
 
 def fit(network: Any = None, data: Any = None, method: Any = "map", **settings: Any) -> Any:
-    """Two steps on the table, unless told otherwise."""
+    """Two steps on all rows of the table, unless told otherwise."""
     if not {"epochs", "steps"} & set(settings):
         settings["steps"] = 2
+    settings.setdefault("validation", None)
     data = (X, Y) if data is None else data
     return doxa.fit(net() if network is None else network, data, method, **settings)
 

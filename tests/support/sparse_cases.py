@@ -32,5 +32,5 @@ def fixed_for(steps: int, data: Any, count: int, kernel: str = "rbf", **options:
         kernel, inducing=count, learn_kernel=False, learn_inducing=False, **settings,
         **options.pop("settings", {}),
     )  # fmt: skip
-    likelihood = doxa.Gaussian(noise=NOISE)
-    return doxa.fit(None, data, method, likelihood=likelihood, steps=steps, **options)
+    options = {"likelihood": doxa.Gaussian(noise=NOISE), "validation": None} | options
+    return doxa.fit(None, data, method, steps=steps, **options)

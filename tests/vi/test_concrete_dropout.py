@@ -50,7 +50,7 @@ def test_the_objective_is_mc_dropouts_at_the_same_p() -> None:
 
     posterior = doxa.fit(
         net.double(), (x, y), Watched(initial_p=0.2), steps=30, prior=doxa.Normal(0.7),
-        likelihood=doxa.Gaussian(noise=0.5), members=2,
+        likelihood=doxa.Gaussian(noise=0.5), members=2, validation=None,
     )  # fmt: skip
     rates = posterior.diagnostics["p"]
     assert list(rates) == ["2.dropout", "4.dropout"] and len(rates["2.dropout"]) == 2

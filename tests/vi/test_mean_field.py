@@ -49,6 +49,7 @@ def exact() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
 
 FITTED: dict[str, Any] = {
     "members": 16, "batch_size": N, "steps": 2500, "lr": 0.02, "progress": False,
+    "validation": None,
 }  # fmt: skip
 
 

@@ -180,7 +180,7 @@ def test_with_a_fixed_z_of_one_it_is_mean_field() -> None:
     x, y = curve()
     posterior: Any = doxa.fit(
         net, (x, torch.cat([y, y], 1)), method, steps=1, lr=1e-14, prior=prior, members=2,
-        likelihood=doxa.Gaussian(noise=0.3), init="given",
+        likelihood=doxa.Gaussian(noise=0.3), init="given", validation=None,
     )  # fmt: skip
     run, state = posterior.run, posterior.state
     fit = run.train(state["theta"], state, run.all_rows(), None, **_training_noise(run))
@@ -200,7 +200,7 @@ def test_with_a_fixed_z_of_one_it_is_mean_field() -> None:
     gauss = doxa.fit(
         net, (x, torch.cat([y, y], 1)), doxa.MeanField(initial_std=0.2), steps=1, lr=1e-14,
         prior=prior, likelihood=doxa.Gaussian(noise=0.3), init="given",
-        subset=lambda name: not name.startswith("1."),
+        subset=lambda name: not name.startswith("1."), validation=None,
     ).functions(x[:3], n=2000)[..., 0]  # fmt: skip
     error = gauss.std(0) * math.sqrt(2 / 2000)
     assert ((f.mean(0) - gauss.mean(0)).abs() < 4 * error).all()

@@ -67,6 +67,8 @@ def status(case: DiagnosticData) -> Finding:
         return warning(message, any_of(recalibrate(case.posterior), ensemble(case), MORE_ROWS))
     if outcome == "underconfident":
         return warning(message, any_of(recalibrate(case.posterior), longer(case)))
+    if outcome == "not-evaluated":
+        return warning(message, MORE_ROWS)
     if outcome == "worse-than-map":
         return warning(message, _last_layer(case))
     if outcome == "degenerate":

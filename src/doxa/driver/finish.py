@@ -28,27 +28,28 @@ from doxa.posterior import Posterior, Status, Stopping
 
 def run_fit(
     run: Run, method: Method, specs: Sequence[RunSpec], began: float,
-    checkpoint: str | Path | None = None, digest: str = "",
+    checkpoint: str | Path | None = None, digest: str = "", parts: bool = False,
 ) -> tuple[list[Posterior], Progress]:  # fmt: skip
     """Run a method's stages and return its posteriors, one per run.
 
     If the folder `checkpoint` contains a checkpoint, the fit resumes from it with the engine that
     wrote it. `digest` is the fingerprint of the fit, which must be that of the checkpoint. The
-    folder is locked until the fit ends.
+    folder is locked until the fit ends. `parts`: each posterior is that of one member alone, and
+    the members are evaluated alone (`cross_fit.py`).
     """
     if checkpoint is None:
-        return _run_fit(run, method, specs, began, None)
+        return _run_fit(run, method, specs, began, None, parts)
     with store.exclusive(checkpoint):
         folder = store.Checkpoints(checkpoint)
         found = own_checkpoint(folder, digest)
         if found is not None:
             run = replace(run, engine=saved_engine(run.engine, found, checkpoint))
-        return _run_fit(run, method, specs, began, FitCheckpoints(folder, digest, found))
+        return _run_fit(run, method, specs, began, FitCheckpoints(folder, digest, found), parts)
 
 
 def _run_fit(
     run: Run, method: Method, specs: Sequence[RunSpec], began: float,
-    checkpoints: FitCheckpoints | None,
+    checkpoints: FitCheckpoints | None, parts: bool,
 ) -> tuple[list[Posterior], Progress]:  # fmt: skip
     driver = Driver(run, method, checkpoints)
     result = driver.drive()
@@ -56,14 +57,15 @@ def _run_fit(
     seconds = time.monotonic() - began
     with threads_for(driver.product):
         return [
-            _posterior(run, method, result, spec, slice(r * count, (r + 1) * count), seconds)
+            _posterior(run, method, result, spec, slice(r * count, (r + 1) * count), seconds, parts)
             for r, spec in enumerate(specs)
         ], result
 
 
 def _posterior(
-    run: Run, method: Method, result: Progress, spec: RunSpec, rows: slice, seconds: float
-) -> Posterior:
+    run: Run, method: Method, result: Progress, spec: RunSpec, rows: slice, seconds: float,
+    parts: bool,
+) -> Posterior:  # fmt: skip
     """The posterior of one run, whose members are `rows`, with its record."""
     part = run.select_members(rows)
     posterior = method.finish(part, slice_state(result.state, rows), result.draws(rows))
@@ -84,16 +86,21 @@ def _posterior(
         record.metadata["hyper"] = {k: repr(v) for k, v in spec.hyper.items()}
     _check_divergence(posterior, part, result, rows)
     if isinstance(run.data, Data):
-        seen = [run.data.rows[s] for s in sorted(set(part.split_of))]
-        rows_seen = seen[0] if len(seen) == 1 else torch.cat(seen).unique()
-        record.diagnostics["rows"] = len(rows_seen)
+        first, held_out = part.split_of[0], run.data.validation
+        record.diagnostics["rows"] = len(run.data.rows[first])
+        if held_out is not None and len(set(part.split_of)) > 1:  # together they have all rows
+            record.diagnostics["rows"] += len(held_out[first])
         if run.data.validation is not None and not run.data.tasks:
             each = posteriors_by_split(posterior, method, run, rows, result)
-            calibrate_on_held_out(posterior, each, method, part, bool(result.best_step))
-            evaluate_held_out(posterior, each, run)
-        if method.shrinks and record.status == "ok" and not run.data.tasks:
+            if parts:
+                posterior = each[0][0]
+                posterior.record = record
+            calibrate_on_held_out(posterior, each, method, part, bool(result.best_step), parts)
+            evaluate_held_out(posterior, each, run, parts)
+        if method.shrinks and not parts and record.status == "ok" and not run.data.tasks:
             check_prior_collapse(posterior, part)
-        if result.best_step:  # needed to interpret the sums over held-out rows in the history
+        if result.best_step and run.data.validation is not None:
+            # needed to interpret the sums over held-out rows in the history
             held = run.data.held_out_rows().total_weight(run.split_of)
             stopping: Stopping = {
                 "kept_step": result.best_step[rows], "rows": held.tolist()[rows],

@@ -123,6 +123,7 @@ class Progress:
     best_step: list[int] = field(default_factory=list)  # when each member was best
     waited: list[int] = field(default_factory=list)  # validations since then
     diverged: dict[int, int] = field(default_factory=dict)  # member row: step
+    stops: dict[int, list[int]] = field(default_factory=dict)  # {stage: best step, [M]}
     stopped: str = ""
     saved: list[int] | None = None  # in a checkpoint: the position in the file of draws
     recorded: dict[str, Any] | None = None  # in a checkpoint: how parts of a step are executed
@@ -161,6 +162,7 @@ class Progress:
             "best_step",
             "waited",
             "diverged",
+            "stops",
             "stopped",
             "recorded",
         )
@@ -202,7 +204,8 @@ class EarlyStopping:
     """Scores the held-out rows at intervals, and keeps the best state of each member.
 
     A member has finished after `patience` validations without improvement. Training stops when all
-    members have finished.
+    members have finished. If the members of a run hold out few rows each, they share the sum of
+    their scores, and are best at the same step (`Run.pooled_rows`).
     """
 
     run: Run
@@ -220,6 +223,8 @@ class EarlyStopping:
             return None
         least = math.ceil(steps / 100)
         epochs = [max(least, len(rows) // run.settings.batch_size) for rows in data.rows]
+        if run.pooled_rows is not None:  # members are scored at the same steps
+            epochs = [max(epochs)] * len(epochs)
         return cls(run, method, patience, [epochs[s] for s in run.split_of], steps)
 
     def ends(self, at: Progress) -> bool:
@@ -237,9 +242,11 @@ class EarlyStopping:
             for t in range(rows.count):
                 batch = rows.batch(t)
                 total += self._score(at.state, condition_on_half(batch) if held.tasks else batch)
+        if run.pooled_rows is not None:
+            total = run.over_run(total)
         scores = total.cpu().tolist()
         if not at.best:
-            at.best = copied(at.state)
+            at.best = copied(at.good)  # the current state may be non-finite
             at.best_score, at.waited = [-math.inf] * run.size, [0] * run.size
             at.best_step = [at.done] * run.size
         better = [
@@ -264,6 +271,23 @@ class EarlyStopping:
                 score(run.select_members(part), slice_state(state, part), batch.members(part))
             )
         return scores[0] if len(scores) == 1 else torch.cat(scores)
+
+
+@dataclass(frozen=True)
+class StopAt:
+    """Keeps the state of each member at a given step of the stage, `steps` [M], and ends there."""
+
+    steps: Sequence[int]
+
+    def ends(self, at: Progress) -> bool:
+        now = [at.t == step for step in self.steps]
+        if any(now):
+            if not at.best:
+                at.best, at.best_step = copied(at.good), [at.done] * len(now)
+            some = next(iter(at.state.values()))
+            at.best = chosen(torch.tensor(now, device=some.device), at.state, at.best)
+            at.best_step = [at.done if b else t for t, b in zip(at.best_step, now, strict=True)]
+        return at.t >= max(self.steps)
 
 
 class Interrupts:
@@ -464,15 +488,17 @@ class Driver:
 
         executor = self._executor(stage, at, step, feed, ticks, rates, ahead)
         every = max(1, min(steps, max(10, steps // 100)))
-        stopping = (
-            EarlyStopping.of(run, self.method, steps, self.settings.patience)
-            if stage.validates else None
-        )  # fmt: skip
+        stopping: EarlyStopping | StopAt | None = None
+        if number in self.settings.stop_at:
+            stopping = StopAt(self.settings.stop_at[number])
+        elif stage.validates:
+            stopping = EarlyStopping.of(run, self.method, steps, self.settings.patience)
+        last = {steps} if not isinstance(stopping, StopAt) else {steps, *stopping.steps}
         while at.t < steps:
             t = at.t
             if t in stage.hooks:
                 at.state = stage.hooks[t](run, at.state)
-            tick = t == 0 or (t + 1) % every == 0 or t + 1 == steps
+            tick = t == 0 or (t + 1) % every == 0 or t + 1 in last
             before = copied(at.state) if tick else {}
             new, info = executor(at.state, feed.batch(t), ticks[t], rates[t])
             keeps = stage.keep and (t + 1) % stage.keep == 0
@@ -481,10 +507,11 @@ class Driver:
                 at.keep(self.method.parameters(run, new), info)
             stop = False
             if tick:
-                self._guard(stage, at, before, info)
+                self._guard(stage, at, before, info, every)
                 stop = self._tick(stage, at, info, bar)
             if stopping is not None and stopping.ends(at):
-                log.info("%s: stopped early at step %d, no member improves", stage.name, at.t)
+                if isinstance(stopping, EarlyStopping):
+                    log.info("%s: stopped early at step %d, no member improves", stage.name, at.t)
                 break
             if stop and feed.steps is None:  # a pass over all rows must not end halfway
                 break
@@ -498,6 +525,11 @@ class Driver:
         at.modes[stage.name] = [steps, mode]
         if at.best:
             at.state = at.best
+            never = [score == -math.inf for score in at.best_score or [0.0] * len(at.best_step)]
+            at.stops[number] = [
+                steps if n else step - at.done + at.t
+                for n, step in zip(never, at.best_step, strict=True)
+            ]
         if bar is not None:
             bar.advance_to(at.done)
 
@@ -546,7 +578,7 @@ class Driver:
                 self._interrupts.pending = True  # as for Ctrl-C: stop when this step is complete
         return stop
 
-    def _guard(self, stage: Stage, at: Progress, before: State, info: Info) -> None:
+    def _guard(self, stage: Stage, at: Progress, before: State, info: Info, every: int) -> None:
         """Reset members with non-finite tensors to their last good state, and log a warning.
 
         The good state is the one `before` the step: `info` has the loss of that state. The new
@@ -559,10 +591,15 @@ class Driver:
         if bool(fine.all()):
             at.good = before
             return
+        unchecked = torch.zeros_like(fine)
         for m in (~fine).nonzero().flatten().tolist():
             if m not in at.diverged:
                 at.diverged[m] = at.done
+                if at.best and at.best_score and at.best_step[m] >= at.done - every:
+                    unchecked[m], at.best_score[m] = True, -math.inf
                 log.warning("member %d became non-finite by step %d; its last good state is kept",
                             self.run.members[m], at.done)  # fmt: skip
+        if bool(unchecked.any()):  # kept by early stopping after the last good state
+            at.best = chosen(unchecked, at.good, at.best)
         at.state = chosen(fine, at.state, at.good)
         at.good = chosen(fine, before, at.good)

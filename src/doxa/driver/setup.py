@@ -44,7 +44,7 @@ from doxa.data import (
     standardise,
     warn_unscaled,
 )
-from doxa.data.rows import Rows, check_lengths, effective_rows, read
+from doxa.data.rows import Rows, check_lengths, effective_rows, number_of_rows, read
 from doxa.driver.runs import RunSpec
 from doxa.engine import Engine, choose_engine, fall_back_to_loop
 from doxa.engine.engine import Count, may_use_threads
@@ -52,13 +52,14 @@ from doxa.errors import DataError, DoxaError, MethodError, ModelError, ShapeErro
 from doxa.likelihoods import Likelihood
 from doxa.linalg.layout import Params
 from doxa.method import Clock, FitSettings, Method, Run, log_joint
+from doxa.method.run import FEWEST_HELD_OUT
 from doxa.model import Model
 from doxa.model.model import Network, Problem
 from doxa.noise import generator
 from doxa.optim import schedule as schedule_shape
 from doxa.priors import BoundPrior, bind, stack_bound
 
-FEWEST = 10  # effective number of held-out rows; fewer are too few for early stopping
+FEWEST_ROWS = 8  # effective number of rows; of fewer, none are held out
 
 
 @dataclass(frozen=True)
@@ -75,19 +76,36 @@ class Splits:
 
 
 def parts(rows: int) -> int:
-    """The number of parts for a number of rows: 10; 20 from 10,000 rows; and for few rows such
-    that a part has 20 rows, but at least 5 parts."""
-    return 20 if rows >= 10_000 else min(10, max(5, rows // 20))
+    """The number of parts for a number of rows: 10; 20 from 10,000 rows; for few rows such that a
+    part has 20 rows, but at least 5 parts; and never less than two rows per part."""
+    return 20 if rows >= 10_000 else min(10, max(min(5, rows // 2), rows // 20))
+
+
+def cross_fit_parts(sizes: Sequence[float]) -> int:
+    """The number of parts if runs of these sizes are cross-fitted, else 0: they have rows to hold
+    out, but a part is too small to stop the training of one network."""
+    if min(sizes) < FEWEST_ROWS or min(s // parts(int(s)) for s in sizes) >= FEWEST_HELD_OUT:
+        return 0
+    return max(parts(int(size)) for size in sizes)
+
+
+def run_sizes(rows: Sequence[Tensor], weight: Tensor | None) -> list[int]:
+    """The effective number of rows of each run. `weight` has one entry per row, [N]."""
+    return [len(own) if weight is None else int(effective_rows(weight[own])) for own in rows]
 
 
 def own_parts(
     rows: Sequence[Tensor], members: Sequence[int], seeds: Sequence[int],
     weight: Tensor | None = None,
 ) -> Splits | None:  # fmt: skip
-    """A held-out part for each member, or None if a run has too few rows. `weight` has one entry
-    per row, [N]."""
-    sizes = [len(own) if weight is None else int(effective_rows(weight[own])) for own in rows]
-    if min(size // parts(size) for size in sizes) < FEWEST:
+    """A held-out part for each member, or None if a run has too few rows, for a member or, if
+    members hold out different parts, for all of them together. `weight` has one entry per row,
+    [N]."""
+    sizes = run_sizes(rows, weight)
+    if min(sizes) < FEWEST_ROWS:
+        return None
+    few = min(size // parts(size) for size in sizes) < FEWEST_HELD_OUT
+    if few and min(len({m % parts(size) for m in members}) for size in sizes) < 2:
         return None
     kept: list[Tensor] = []
     held: list[Tensor] = []
@@ -391,13 +409,27 @@ def stack(
         constants=_constants(likelihoods, output, data, run_of), settings=settings, inputs=inputs,
         output=output, likelihoods=likelihoods,
     )  # fmt: skip
-    run = replace(run, initial=_initial(run))
+    run = replace(run, initial=_initial(run), pooled_rows=_pooled_rows(run))
     weights = method.row_weights(run)
     if weights is not None:
         run = _with_weights(run, method, weights)
     if bool((run.n <= 0).any()):
         raise DataError("the sample weights of a run's rows are all zero: nothing is left to fit")
     return run
+
+
+def _pooled_rows(run: Run) -> list[float] | None:
+    """The effective number of held-out rows of each run, if they are pooled (`Run.pooled_rows`)."""
+    held = run.rows.validation
+    if held is None or run.rows.tasks:
+        return None
+    sizes = [number_of_rows(rows, run.rows.weight_of(rows)) for rows in held]
+    splits: dict[int, set[int]] = {}
+    for r, split in zip(run.run_of, run.split_of, strict=True):
+        splits.setdefault(r, set()).add(split)
+    if min(map(len, splits.values())) < 2 or min(sizes) >= FEWEST_HELD_OUT:
+        return None
+    return [sum(sizes[split] for split in splits[r]) for r in sorted(splits)]
 
 
 def _with_weights(run: Run, method: Method, weights: Tensor) -> Run:

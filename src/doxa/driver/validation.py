@@ -51,6 +51,7 @@ from doxa.predictive.form import draw_functions
 from doxa.predictive.mixture import Mixture
 
 LEVEL = 0.9
+FEWEST_EVALUATED = 12  # effective number of held-out rows; fewer do not make a status "ok"
 # A status is given if a threshold and two standard errors are both exceeded.
 ALLOWED = 0.08  # difference between the coverage and its level
 LOSS = 0.05  # nats per row below the constant
@@ -66,15 +67,16 @@ PosteriorsBySplit = list[tuple[Posterior, int]]  # a posterior, and the split th
 
 
 def evaluate_held_out(
-    posterior: Posterior, posteriors_by_split: PosteriorsBySplit, run: Run
+    posterior: Posterior, posteriors_by_split: PosteriorsBySplit, run: Run, alone: bool = False
 ) -> None:
-    """Evaluate a run on its held-out rows, and store scores and status in the record."""
+    """Evaluate a run on its held-out rows, and store scores and status in the record. `alone`: each
+    member is evaluated alone, also after calibration."""
     data = run.rows
     assert data.validation is not None
     likelihood = run.likelihood
     seen: dict[str, list[Tensor]] = {}
     weights: list[Tensor] = []
-    found_by_mixture = "held_out_calibration" in posterior.diagnostics
+    found_by_mixture = "held_out_calibration" in posterior.diagnostics and not alone
     for each, split in posteriors_by_split:
         p, y, weight = predicted(each, data, data.validation[split], split)
         if found_by_mixture and each is not posterior:
@@ -103,13 +105,43 @@ def evaluate_held_out(
         name: Scored(torch.cat(values).double(), _joined(weights, name == "twice_as_sure"))
         for name, values in seen.items()
     }
+    pooled = None
+    if run.pooled_rows is not None:
+        pooled = run.pooled_rows[data.run_of(posteriors_by_split[0][1])]
+        found = _corrected(found, posterior, pooled)
     record = posterior.record
     record.validation = found["log_prob"].mean
     rows = len(found["log_prob"].values)
     record.diagnostics["held_out"] = {"rows": rows} | {k: v.mean for k, v in found.items()}
     status = _status(found, rows)
+    if status == "ok" and pooled is not None and pooled < FEWEST_EVALUATED:
+        status = Status("not-evaluated", not_evaluated(rows))
     if record.status == "ok" and status != "ok":  # a status set by the method is kept
         record.status = status
+
+
+def not_evaluated(rows: int) -> str:
+    """The reason for the status of a fit whose held-out rows are too few, or which has none."""
+    few = f"{rows} held-out rows are not enough" if rows else "no rows were held out"
+    return (
+        f"{few} to evaluate this fit: use a method that needs no held-out rows (gp, linear), or "
+        "more rows"
+    )
+
+
+def _corrected(found: dict[str, Scored], posterior: Posterior, rows: float) -> dict[str, Scored]:
+    """The scores, less the optimism of numbers that were chosen on the same rows: the stopping step
+    and the learned parameters of the likelihood. A number that maximises the log-likelihood of m
+    rows raises their mean by 1/m more than that of new rows, on average (Akaike, 1974)."""
+    chosen = 1
+    if isinstance(posterior, WeightPosterior):
+        each = posterior.layout.entries
+        chosen += sum(entry.size for entry in each if entry.name.startswith("likelihood."))
+    return {
+        name: Scored(values - chosen / rows, weight) if name in ("log_prob", "gain")
+        else Scored(values, weight)
+        for name, (values, weight) in found.items()
+    }  # fmt: skip
 
 
 class Scored(NamedTuple):
@@ -330,21 +362,24 @@ def calibrate_on_held_out(
     method: Method,
     run: Run,
     stopped: bool,
+    alone: bool = False,
 ) -> None:
     """Calibrate the likelihood of a posterior, and of its members alone, on the held-out rows.
 
     `stopped`: whether training used early stopping on these rows. Only methods that overfit are
-    calibrated; the others integrate over the parameters of the likelihood.
+    calibrated; the others integrate over the parameters of the likelihood. `alone`: each member is
+    calibrated alone, without the spread between members.
     """
     before = posterior.base_likelihood
     if not (
         method.overfits and before.calibrates_on_held_out and isinstance(posterior, WeightPosterior)
     ):
         return
-    rows = _rows(posterior, posteriors_by_split, run)
+    rows = _rows(None if alone else posterior, posteriors_by_split, run)
     if rows is None or effective_rows(rows[3]) < FEWEST:
         return
-    found = before.calibrate_held_out(*rows, stopped=len(posteriors_by_split) * stopped)
+    stops = 1 if run.pooled_rows else len(posteriors_by_split)  # steps that the rows have chosen
+    found = before.calibrate_held_out(*rows, stopped=stops * stopped)
     if found is None:
         return
     for each in {id(p): p for p in (posterior, *(p for p, _ in posteriors_by_split))}.values():
@@ -367,8 +402,23 @@ def _take_up(posterior: WeightPosterior, found: CalibratedLikelihood) -> None:
         setattr(posterior, posterior.flat, weights.index_add(-1, index, by))
 
 
+def adopt_likelihood(posterior: Posterior, other: Posterior) -> None:
+    """Give a posterior the likelihood of another one, and the values of its learned parameters."""
+    assert isinstance(posterior, WeightPosterior) and isinstance(other, WeightPosterior)
+    model = posterior.network.with_likelihood(other.base_likelihood)
+    posterior.base_likelihood, posterior.model = other.base_likelihood, model
+    names = [name for name in other.layout.names if name.startswith("likelihood.")]
+    if names:
+        weights: Tensor = getattr(posterior, posterior.flat)
+        theirs = getattr(other, other.flat)[..., other.layout.index(names)]
+        value = theirs.flatten(0, -2).mean(0).to(weights)
+        index = posterior.layout.index(names).to(weights.device)
+        value = value.expand(*weights.shape[:-1], len(names))
+        setattr(posterior, posterior.flat, weights.index_copy(-1, index, value))
+
+
 def _rows(
-    posterior: Posterior, posteriors_by_split: PosteriorsBySplit, run: Run
+    posterior: Posterior | None, posteriors_by_split: PosteriorsBySplit, run: Run
 ) -> CalibrationRows | None:
     """The held-out rows and the functions at them. None if a prediction is not a mixture of
     functions."""
@@ -377,7 +427,7 @@ def _rows(
     parts: list[CalibrationRows] = []
     for alone, split in posteriors_by_split:
         rows = counted(data, data.validation[split], most // _FUNCTIONS)
-        form = moved(posterior, alone, in_units(data, rows, split)[0])
+        form = moved(posterior or alone, alone, in_units(data, rows, split)[0])
         if form is None:
             return None
         some = torch.linspace(0, len(form.f) - 1, min(len(form.f), _FUNCTIONS)).round().long()

@@ -92,7 +92,7 @@ class SWAG(SWA):
         """The trajectory. With early stopping on held-out rows, its first two points are collected
         before the first evaluation, and its last point, after which there is none, is not used."""
         rates, c = self.rates(run, points * self.cycle), self.cycle
-        watched = run.data.validation is not None and not run.net.momenta and points > _LEAST
+        watched = run.stops_early and not run.net.momenta and points > _LEAST
         cuts = [0, _LEAST, points] if watched else [0, points]
         for first, last in pairwise(cuts):
             training = optimise(

@@ -389,7 +389,7 @@ class Laplace(Method):
     def _finish(self, run: Run, state: State) -> Posterior:
         rows = status.evaluation_rows(run)
         found = ["evidence" if self.tunes(run) else "given"] * run.size
-        held_out = run.rows.validation is not None and rows is not None
+        held_out = run.rows.validation is not None and rows is not None and not run.pooled_rows
         if held_out and self.tunes(run) and self.tune != "evidence":
             parts = [slice(k, k + 1) for k in range(run.size)]
             held = HeldOut(self._sums, self._posterior, self.tune == "auto", self.train)

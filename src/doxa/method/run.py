@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from doxa.method.method import Method
 
 
+FEWEST_HELD_OUT = 10  # effective number of held-out rows; fewer do not stop a member's training
+
 T = TypeVar("T")
 V = TypeVar("V")
 Number = float | Tensor  # a float if all members share it, else [M, 1]
@@ -89,6 +91,9 @@ class FitSettings:
     progress: bool = False
     checkpoint_seconds: float = 30.0
     draws_budget: int | None = None  # bytes of kept draws in memory; None: a quarter of free memory
+    # Results of cross-fitting, for a fit to all rows (`driver/cross_fit.py`):
+    stop_at: Mapping[int, Sequence[int]] = field(default_factory=dict)  # {stage: last step, [M]}
+    held_out_noise: Tensor | None = None  # the likelihood's parameters, [M, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,6 +119,9 @@ class Run:
     output: Any = ()  # the shape of f at a row
     likelihoods: Sequence[Likelihood] = ()  # of each run, if they differ
     particle_of: Sequence[str] = ()  # particle of its member that each row is
+    # The effective number of held-out rows of each run, if its members hold out different rows that
+    # are too few for one member: they share a stopping step and a noise estimate. Otherwise None.
+    pooled_rows: Sequence[float] | None = None
     size: int = field(init=False)  # M
     device: torch.device = field(init=False)
     dtype: torch.dtype = field(init=False)
@@ -151,6 +159,18 @@ class Run:
     def rows(self) -> Data:
         """The data set; an error if there is none."""
         raise MethodError("this method needs data, and a bare log density has none")
+
+    @property
+    def stops_early(self) -> bool:
+        """Whether held-out rows stop the training, here or in the cross-fitting before."""
+        return self.data.validation is not None or bool(self.settings.stop_at)
+
+    def over_run(self, values: Tensor) -> Tensor:
+        """The mean of the values [M, ...] over the members of each run, for each member.
+
+        Runs have equally many members, one after the other. A step of a graph may call this."""
+        each: Tensor = values.unflatten(0, (len(set(self.run_of)), -1))
+        return each.mean(1, keepdim=True).expand_as(each).flatten(0, 1)
 
     @property
     def tempered(self) -> bool:

@@ -105,6 +105,7 @@ def optimise(
     source: str | Source = "mini",
     validates: bool = True,
     capturable: bool = True,
+    combine: Callable[[Run, Tensor], Tensor] | None = None,
 ) -> Stage:
     """A stage that ascends an objective: φ ← φ + optimiser step on its gradient / n, for each name.
 
@@ -132,6 +133,8 @@ def optimise(
         As in `Stage`.
     capturable : bool, default True
         As in `Stage`.
+    combine : callable, default None
+        Changes a gradient, as a function of (run, gradient): members may share a gradient.
     """
     first = first_averaged(average, steps)
 
@@ -139,6 +142,8 @@ def optimise(
         chosen = optimizer or run.settings.optimizer
         value, grads, changed = run.value_and_grad(objective, state, batch, clock, over)
         params = {name: state[name] for name in over}
+        if combine is not None:
+            grads = {name: combine(run, grad) for name, grad in grads.items()}
         descent = {name: run.descent(grad) for name, grad in grads.items()}
         new = chosen.update(params, descent, state, clock.rate, clock.t, clock.owned)
         if average:
@@ -168,15 +173,30 @@ def noise_on_held_out(
     Gaussian noise is σ² = Σ e²/(m − 2) of m errors, not Σ e²/m. If σ is estimated from m rows
     alone, this estimate maximises the expected log-likelihood of a new row, and intervals have
     their nominal coverage. Rows with weights w count as their effective number m, also relative to
-    the prior: σ² = Σ w e²/Σ w · m/(m − 2)."""
+    the prior: σ² = Σ w e²/Σ w · m/(m − 2).
+
+    If each member of a run holds out a few rows only (`run.pooled_rows`), the members share one
+    estimate, from the held-out rows of all of them. After cross-fitting, the estimate is known, and
+    is put in place."""
     learned = [own for own in run.layout.names if own.startswith("likelihood.")]
+    index = run.layout.index(learned).to(run.device)
+    known = run.settings.held_out_noise
+    if known is not None and learned:
+
+        def put_known(run: Run, state: State) -> State:
+            value = known.to(state[name]).expand_as(state[name][..., index])
+            return {**state, name: state[name].index_copy(-1, index, value)}
+
+        yield Stage("noise", _no_step, 0, over=(name,), enter=put_known)
+        return
     if run.data.validation is None or not learned:
         return
-    index = run.layout.index(learned).to(run.device)
     weights = [run.rows.weight_of(rows) for rows in run.data.validation]
     held = list(zip(run.data.validation, weights, strict=True))
     sizes = [number_of_rows(rows, w) for rows, w in held]
-    fewer = min(run.likelihood.degrees_of_freedom_correction, 0.5 * min(sizes))
+    pooled = run.pooled_rows
+    fewer = min(run.likelihood.degrees_of_freedom_correction, 0.5 * min(pooled or sizes))
+    share = 1.0 if pooled is None else len(pooled) / run.size
     sums = [float(len(rows) if w is None else w.double().sum()) for rows, w in held]
     shares = torch.tensor(sizes, dtype=torch.float64) / torch.tensor(sums, dtype=torch.float64)
 
@@ -189,27 +209,34 @@ def noise_on_held_out(
         theta, wider = own[name], fewer * params["noise"].sum(-1)
         fit = score(run, own, batch) * params["per_row"]
         if theta.ndim == 2:
-            return fit + run.prior.log_prob(theta) + wider, {}
+            return fit + share * (run.prior.log_prob(theta) + wider), {}
         k = theta.shape[1]  # particles; the prediction is their mean density
         each = run.expand_particles(k).prior.log_prob(theta.flatten(0, 1)).unflatten(0, (-1, k))
-        return fit + (each + wider).mean(1), {}
+        return fit + share * (each + wider).mean(1), {}
 
     stage = optimise(
         objective, steps, ("noise",), optimizer=Adam(), name="noise", source="held-out",
-        validates=False,
+        validates=False, combine=None if pooled is None else Run.over_run,
     )  # fmt: skip
     begin, advance = stage.enter, stage.step
     assert begin is not None
 
     def enter(run: Run, state: State) -> State:
         per_row = shares[list(run.split_of)].to(run.n)  # m/Σw, [M]
-        return begin(run, {**state, "noise": state[name][..., index], "per_row": per_row})
+        start = state[name][..., index]
+        if pooled is not None:
+            start = run.over_run(start)
+        return begin(run, {**state, "noise": start, "per_row": per_row})
 
     def step(run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
         return put(advance(run, state, batch, clock)[0]), {}
 
     falling = 0.1 * torch.linspace(1.0, 0.0, steps + 1, device=run.device, dtype=run.dtype)[:-1]
     yield replace(stage, step=step, enter=enter, rates=falling)
+
+
+def _no_step(run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
+    return state, {}
 
 
 def refresh_batch_norm(run: Run, name: str = "theta") -> Iterable[Stage]:

@@ -80,6 +80,7 @@ class HeldOut(TypedDict, total=False):
     coverage: float  # share inside the central 90 % interval; numeric y
     too_sure: float  # confidence less accuracy; classes
     twice_as_sure: float  # log density gained with logits twice as large; classes
+    cross_fit_parts: int  # the number of networks that gave the scores, if the fit was cross-fitted
 
 
 class Stopping(TypedDict):
@@ -154,7 +155,8 @@ class Diagnostics(dict[str, Any]):
 
     @property
     def held_out(self) -> HeldOut | None:
-        """Scores on the held-out rows: rows, log_prob, gain, coverage, too_sure, twice_as_sure."""
+        """Scores on the held-out rows: rows, log_prob, gain, coverage, too_sure, twice_as_sure; and
+        cross_fit_parts."""
         return self.get("held_out")
 
     @property

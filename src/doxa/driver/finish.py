@@ -18,6 +18,7 @@ from doxa.driver.runs import RunSpec
 from doxa.driver.validation import (
     calibrate_on_held_out,
     check_prior_collapse,
+    compare_with_yardsticks,
     evaluate_held_out,
     posteriors_by_split,
 )
@@ -96,8 +97,9 @@ def _posterior(
                 posterior = each[0][0]
                 posterior.record = record
             calibrate_on_held_out(posterior, each, method, part, bool(result.best_step), parts)
-            evaluate_held_out(posterior, each, run, parts)
-        if method.shrinks and not parts and record.status == "ok" and not run.data.tasks:
+            scores = evaluate_held_out(posterior, each, run, parts)
+            compare_with_yardsticks(posterior, scores, run)
+        if method.shrinks and not parts and not run.data.tasks:
             check_prior_collapse(posterior, part)
         if result.best_step and run.data.validation is not None:
             # needed to interpret the sums over held-out rows in the history

@@ -3,8 +3,10 @@
 **Evaluation** (`evaluate_held_out`). The held-out rows give the mean log predictive density, the
 coverage of intervals and the confidence of classes. The status of a fit is not "ok" if it is
 strongly overconfident, worse than a constant, or strongly underconfident about classes.
-`check_prior_collapse` uses training rows instead: a method that may collapse to its prior is not
-"ok" if it predicts its training rows no better than a constant.
+`compare_with_yardsticks` fits simple models to the same training rows. The status is "underfit" if
+one of them predicts the held-out rows better. `check_prior_collapse` uses training rows instead: a
+method that may collapse to its prior is not "ok" if it predicts its training rows no better than a
+constant.
 
 If each member holds out its own part of the rows, only that member is evaluated on the part,
 because the others were trained on it. If the likelihood was calibrated on held-out rows, the same
@@ -29,6 +31,7 @@ changes. The weights of the rows are scaled to add up to their effective number.
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -39,11 +42,12 @@ from doxa import store
 from doxa.data import Data
 from doxa.data.rows import effective_rows, per_effective_row, standard_error, weighted_mean
 from doxa.driver.loop import Progress
+from doxa.driver.yardsticks import MOST_ROWS, Yardstick, why_untested, yardsticks
 from doxa.errors import MemoryBudgetError
 from doxa.likelihoods import Likelihood
 from doxa.likelihoods.base import CalibratedLikelihood
 from doxa.method import Method, Run, slice_state
-from doxa.posterior import HeldOutCalibration, Posterior, Status
+from doxa.posterior import Compared, HeldOutCalibration, Posterior, Status
 from doxa.posterior.weights import WeightPosterior
 from doxa.predictive import Predictive
 from doxa.predictive.classes import drawn
@@ -56,6 +60,10 @@ FEWEST_EVALUATED = 12  # effective number of held-out rows; fewer do not make a 
 ALLOWED = 0.08  # difference between the coverage and its level
 LOSS = 0.05  # nats per row below the constant
 GAINED = 0.1  # nats per row gained with logits twice as large
+UNDERFIT, CHANCE = 0.1, 2.5  # gain of a yardstick: nats per row, and standard errors
+FEWEST_COMPARED = 30  # effective number of rows that are compared with yardsticks
+ENOUGH_COMPARED = 100  # if fewer are held out from all members, training rows are compared, too
+MOST_RUNS = 4  # fits of more runs are not compared with yardsticks, which would take too long
 _ROWS = 4096  # rows used of each split, at most
 _NUMBERS = 2**18  # numbers used of y, at most
 _TINY = 1e-12  # lower limit of a probability
@@ -64,13 +72,14 @@ _SEEN, _DRAWS = 256, 32  # training rows, and functions that predict them, for p
 
 
 PosteriorsBySplit = list[tuple[Posterior, int]]  # a posterior, and the split that evaluates it
+ScoresBySplit = list[tuple[int, Tensor]]  # a split, and the log density of its held-out rows
 
 
 def evaluate_held_out(
     posterior: Posterior, posteriors_by_split: PosteriorsBySplit, run: Run, alone: bool = False
-) -> None:
+) -> ScoresBySplit:
     """Evaluate a run on its held-out rows, and store scores and status in the record. `alone`: each
-    member is evaluated alone, also after calibration."""
+    member is evaluated alone, also after calibration. Returns the log density of each row."""
     data = run.rows
     assert data.validation is not None
     likelihood = run.likelihood
@@ -116,8 +125,10 @@ def evaluate_held_out(
     status = _status(found, rows)
     if status == "ok" and pooled is not None and pooled < FEWEST_EVALUATED:
         status = Status("not-evaluated", not_evaluated(rows))
-    if record.status == "ok" and status != "ok":  # a status set by the method is kept
-        record.status = status
+    record.status = record.status.or_before(status)
+    each_score = found["log_prob"].values.split([len(score) for score in seen["log_prob"]])
+    splits = (split for _, split in posteriors_by_split)
+    return list(zip(splits, each_score, strict=True))
 
 
 def not_evaluated(rows: int) -> str:
@@ -170,19 +181,117 @@ def _joined(weights: list[Tensor], one_more: bool) -> Tensor | None:
     return torch.cat(each if one_more else weights)
 
 
+def compare_with_yardsticks(posterior: Posterior, scores: ScoresBySplit, run: Run) -> None:
+    """Compare a fit with simple models of the same rows, and store their gains and the status.
+
+    Each yardstick predicts the held-out rows of a split by a model of the split's training rows, so
+    that the scores of each row are paired. If they are few, and all members have the same ones,
+    the training rows are used, too: there a yardstick predicts each row by a model without it. A
+    fit that is worse on rows that it was trained on is worse on new rows, too.
+    """
+    record, data = posterior.record, run.rows
+    rows, parts, score = _compared_rows(scores, run)
+    found, why = _yardsticks(rows, parts, len(score), posterior, scores[0][0], run)
+    if found and len(score) < ENOUGH_COMPARED and int(parts.max()) == 0:
+        x, y = in_units(data, rows[len(score) :], scores[0][0])
+        with suppress(MemoryBudgetError):
+            score = torch.cat([score, _log_prob(posterior.predict(x), y).double().cpu()])
+    weight = data.weight_of(rows[: len(score)])
+    gains = {
+        each.name: Scored(each.held_out[: len(score)] - each.optimism - score, weight)
+        for each in found
+    }
+    if not gains:
+        record.diagnostics["yardsticks"] = {"tested": False, "why": why}
+        return
+    mean = {name: gain.mean for name, gain in gains.items()}
+    best = max(mean, key=lambda name: mean[name])
+    error = gains[best].error / 2
+    compared: Compared = {
+        "tested": True, "rows": len(score), "trained": len(rows), "best": best, "error": error,
+    }  # fmt: skip
+    record.diagnostics["yardsticks"] = {**mean, **compared}
+    if mean[best] > max(UNDERFIT, CHANCE * error):
+        other = f', or use the method "{best}"' if best in ("gp", "linear") else ""
+        status = Status(
+            "underfit",
+            f"{_CALLED[best]}, fitted to the same rows, predicts {len(score)} rows that it has not "
+            f"seen {mean[best]:.2g} nats per row better than this fit (standard error {error:.2g}): "
+            "the fit has not learned what the inputs say about y; standardise (standardize=True), "
+            f"train longer (steps, patience), use a larger network or another learning rate{other}",
+        )
+        record.status = record.status.or_before(status)
+
+
+_CALLED = {
+    "constant": "a constant", "linear": "a linear model", "gp": "a Gaussian process",
+    "nearest-neighbours": "the mean of the nearest rows", "boosted-trees": "boosted trees",
+}  # fmt: skip
+
+
+def _yardsticks(
+    rows: Tensor, parts: Tensor, held_out: int, posterior: Posterior, split: int, run: Run
+) -> tuple[list[Yardstick], str]:
+    """The yardsticks of these rows; or the reason if there are none."""
+    data = run.rows
+    weight = data.weight_of(rows)
+    used = len(rows) if int(parts.max()) == 0 else held_out  # with or without training rows
+    count = float(used) if weight is None else effective_rows(weight[:used])
+    if count < FEWEST_COMPARED:
+        return [], f"{count:.0f} rows are too few: {FEWEST_COMPARED} are needed"
+    if len(set(run.run_of)) > MOST_RUNS:
+        return [], f"the fit has more than {MOST_RUNS} runs"
+    likelihood = run.likelihoods[data.run_of(split)] if run.likelihoods else run.likelihood
+    x, y = in_units(data, rows, split)
+    why = why_untested(x, y, likelihood)
+    if why:
+        return [], why
+    classes = run.output[0] if likelihood.class_axis else 0
+    found = yardsticks(x, y, likelihood, weight, posterior.record.seed or 0, parts, classes)
+    return found, "no simple model could be fitted"
+
+
+def _compared_rows(scores: ScoresBySplit, run: Run) -> tuple[Tensor, Tensor, Tensor]:
+    """At most `MOST_ROWS` rows for yardsticks, first the held-out ones; the part of each; and the
+    log density of the held-out ones. If members share a split, its scores are averaged."""
+    data = run.rows
+    assert data.validation is not None
+    by_split: dict[int, list[Tensor]] = {}
+    for split, score in scores:
+        by_split.setdefault(split, []).append(score.double().cpu())
+    held, parts, means = [], [], []
+    for number, (split, each) in enumerate(by_split.items()):
+        least = min(map(len, each))
+        held.append(_evenly(data.validation[split].cpu(), least))
+        parts.append(torch.full((least,), number))
+        means.append(torch.stack([_evenly(score, least) for score in each]).mean(0))
+    rows, part, mean = torch.cat(held), torch.cat(parts), torch.cat(means)
+    others = _evenly(data.rows[scores[0][0]].cpu(), 2 * MOST_ROWS)
+    every = torch.cat([data.validation[split].cpu() for split in by_split])
+    others = others[~torch.isin(others, every)]
+    count = max(MOST_ROWS // 2, MOST_ROWS - len(others))
+    some = _evenly(torch.arange(len(rows)), count)
+    others = _evenly(others, MOST_ROWS - len(some)) if len(others) else others
+    part = torch.cat([part[some], torch.full((len(others),), -1)])
+    return torch.cat([rows[some], others]), part, mean[some]
+
+
 def check_prior_collapse(posterior: Posterior, run: Run) -> None:
     """Set the status "prior-collapse" if training rows are predicted no better than by a
     constant."""
-    split = run.split_of[0]
+    record, split = posterior.record, run.split_of[0]
+    collapsed = Status("prior-collapse")
+    if record.status.or_before(collapsed) is not collapsed:
+        return
     p, y, weight = predicted(posterior, run.rows, run.rows.rows[split], split, _SEEN, _DRAWS)
-    if posterior.record.status != "ok" or not isinstance(y, Tensor):
+    if not isinstance(y, Tensor):
         return
     constant = run.likelihood.constant(y, y, per_effective_row(weight))
     if constant is None:
         return
     gain = Scored(_log_prob(p, y).double() - constant, weight)
     if not gain.mean > gain.error:
-        posterior.record.status = Status(
+        record.status = Status(
             "prior-collapse",
             f"{len(gain.values)} training rows are predicted no better than by a constant "
             f"({gain.mean:.2g} nats per row): use a smaller initial scale, more steps, another "
@@ -262,6 +371,10 @@ def counted(data: Data, rows: Tensor, most: int) -> Tensor:
     """At most `most` of the rows, evenly spaced."""
     one = tree_flatten(data.take(rows[:1], torch.tensor(0))[1])[0]
     most = max(1, min(most, _NUMBERS // max(1, sum(t.numel() for t in one))))
+    return _evenly(rows, most)
+
+
+def _evenly(rows: Tensor, most: int) -> Tensor:
     return rows[torch.linspace(0, len(rows) - 1, min(len(rows), most)).round().long()]
 
 

@@ -15,10 +15,11 @@ from doxa import store
 from doxa.data import Data
 from doxa.driver.loop import Driver, FitCheckpoints, Progress, own_checkpoint, saved_engine
 from doxa.driver.runs import RunSpec
+from doxa.driver.underfit import compare_with_yardsticks
 from doxa.driver.validation import (
+    Choices,
     calibrate_on_held_out,
     check_prior_collapse,
-    compare_with_yardsticks,
     evaluate_held_out,
     posteriors_by_split,
 )
@@ -97,7 +98,8 @@ def _posterior(
                 posterior = each[0][0]
                 posterior.record = record
             calibrate_on_held_out(posterior, each, method, part, bool(result.best_step), parts)
-            scores = evaluate_held_out(posterior, each, run, parts)
+            choices = _choices(posterior, result, rows)
+            scores = evaluate_held_out(posterior, each, run, choices, parts)
             compare_with_yardsticks(posterior, scores, run)
         if method.shrinks and not parts and not run.data.tasks:
             check_prior_collapse(posterior, part)
@@ -109,6 +111,16 @@ def _posterior(
             }  # fmt: skip
             record.diagnostics["stopping"] = stopping
     return posterior
+
+
+def _choices(posterior: Posterior, result: Progress, rows: slice) -> Choices:
+    """How many numbers the held-out rows have chosen for each member of this fit. The first and the
+    last step that were scored are the ends of the range, and no choice."""
+    learned = result.state["noise"].shape[-1] if "noise" in result.state else 0
+    own = posterior.diagnostics.get("chosen_on_held_out", 0)
+    scored = [step for step, _ in result.history.get("validation", [])]
+    kept = result.best_step[rows] if scored else []
+    return Choices([scored[0] < step < scored[-1] for step in kept], learned + own)
 
 
 def _history(history: dict[str, list[Any]], rows: slice) -> dict[str, Any]:

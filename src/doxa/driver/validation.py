@@ -3,14 +3,38 @@
 **Evaluation** (`evaluate_held_out`). The held-out rows give the mean log predictive density, the
 coverage of intervals and the confidence of classes. The status of a fit is not "ok" if it is
 strongly overconfident, worse than a constant, or strongly underconfident about classes.
-`compare_with_yardsticks` fits simple models to the same training rows. The status is "underfit" if
-one of them predicts the held-out rows better. `check_prior_collapse` uses training rows instead: a
+`compare_with_yardsticks` (`driver/underfit.py`) compares these scores with those of simple models.
+`check_prior_collapse` uses training rows instead: a
 method that may collapse to its prior is not "ok" if it predicts its training rows no better than a
 constant.
 
-If each member holds out its own part of the rows, only that member is evaluated on the part,
-because the others were trained on it. If the likelihood was calibrated on held-out rows, the same
-mixture as in calibration is evaluated (below).
+What is reported is an estimate for new rows: of the mean score and of the coverage that the
+returned posterior has there, with a standard error. Two things are corrected for.
+
+Members. If each member m holds out its own part of the rows, only its functions were not trained on
+that part. So the mixture of all functions, shifted to the mean of member m, is scored there
+(`moved`, below). The width of this mixture is that of the posterior, but its location is that of
+one member, which is less accurate than the mean of all members. The expected difference of each
+score s is added. It needs no targets: they are drawn from the posterior p̄ at inputs of the part,
+
+    E s(p̄, y)  ≈  mean_i s(p_m, y_i)  +  mean_ij E_{y ~ p̄(x_i)} [s(p̄, y) − s(p_j, y)]
+
+where p_j is the mixture, shifted to the mean of member j. For the log density the second term is
+the mean Kullback–Leibler divergence of p_j from p̄, the ambiguity of Krogh & Vedelsby (1995). It is
+the mean over all members, because member m differs more from the others at its own part than
+elsewhere: they were trained on these rows, and m was not.
+
+Choices. The same rows have chosen numbers: the step at which training stops, the learned parameters
+of the likelihood, and its calibration. A number that maximises the log-likelihood of m rows raises
+their mean by 1/m more than that of new rows, on average (Akaike, 1974). This is subtracted for each
+number. For normal errors it is the effect of errors of new rows that are larger by the share 1/m;
+so the coverage at level 1 − α is smaller by 2 z φ(z)/m, with z the quantile of 1 − α/2. The first
+and the last step that were scored do not count, because no step on both sides was worse. A step is
+chosen by the part of one member. If members are mixed or share a parameter, m is the number of all
+held-out rows for parameters of the likelihood.
+
+Two biases remain. Networks that are cross-fitted are trained on fewer rows than the posterior that
+is returned, and the standard error is that of the held-out rows alone.
 
 **Calibration** (`calibrate_on_held_out`). Held-out rows estimate parameters of the likelihood, such
 as the temperature of a categorical or the shape of the noise. Training rows cannot be used, because
@@ -31,7 +55,8 @@ changes. The weights of the rows are scaled to add up to their effective number.
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
+import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -40,14 +65,19 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from doxa import store
 from doxa.data import Data
-from doxa.data.rows import effective_rows, per_effective_row, standard_error, weighted_mean
+from doxa.data.rows import (
+    effective_rows,
+    number_of_rows,
+    per_effective_row,
+    standard_error,
+    weighted_mean,
+)
 from doxa.driver.loop import Progress
-from doxa.driver.yardsticks import MOST_ROWS, Yardstick, why_untested, yardsticks
 from doxa.errors import MemoryBudgetError
 from doxa.likelihoods import Likelihood
 from doxa.likelihoods.base import CalibratedLikelihood
 from doxa.method import Method, Run, slice_state
-from doxa.posterior import Compared, HeldOutCalibration, Posterior, Status
+from doxa.posterior import HeldOutCalibration, Posterior, Status
 from doxa.posterior.weights import WeightPosterior
 from doxa.predictive import Predictive
 from doxa.predictive.classes import drawn
@@ -60,75 +90,102 @@ FEWEST_EVALUATED = 12  # effective number of held-out rows; fewer do not make a 
 ALLOWED = 0.08  # difference between the coverage and its level
 LOSS = 0.05  # nats per row below the constant
 GAINED = 0.1  # nats per row gained with logits twice as large
-UNDERFIT, CHANCE = 0.1, 2.5  # gain of a yardstick: nats per row, and standard errors
-FEWEST_COMPARED = 30  # effective number of rows that are compared with yardsticks
-ENOUGH_COMPARED = 100  # if fewer are held out from all members, training rows are compared, too
-MOST_RUNS = 4  # fits of more runs are not compared with yardsticks, which would take too long
 _ROWS = 4096  # rows used of each split, at most
 _NUMBERS = 2**18  # numbers used of y, at most
+_COMPARED = 512  # rows of each split at which members are compared
+_MOST_DRAWS, _DRAWN = 40, 4096  # targets drawn per row, and for all rows of a split
+_Z = 1.6448536269514722  # the normal quantile of 1 − α/2 at LEVEL = 1 − α
+# What coverage loses per nat: errors that are larger by the share e lower it by 2 z φ(z) e.
+_PER_NAT = 2 * _Z * math.exp(-0.5 * _Z**2) / math.sqrt(2 * math.pi)
 _TINY = 1e-12  # lower limit of a probability
 _FROM_EACH = 50  # functions drawn from each Gaussian over functions
 _SEEN, _DRAWS = 256, 32  # training rows, and functions that predict them, for prior collapse
 
 
 PosteriorsBySplit = list[tuple[Posterior, int]]  # a posterior, and the split that evaluates it
-ScoresBySplit = list[tuple[int, Tensor]]  # a split, and the log density of its held-out rows
+ScoresBySplit = dict[int, Tensor]  # the log density of the held-out rows of each split
+
+
+class Choices(NamedTuple):
+    """How many numbers of a fit the held-out rows have chosen.
+
+    Parameters
+    ----------
+    steps : sequence of bool
+        For each member, whether they chose the step at which its training stopped.
+    parameters : int
+        Parameters of the likelihood, and settings of the method.
+    """
+
+    steps: Sequence[bool] = ()
+    parameters: int = 0
 
 
 def evaluate_held_out(
-    posterior: Posterior, posteriors_by_split: PosteriorsBySplit, run: Run, alone: bool = False
-) -> ScoresBySplit:
-    """Evaluate a run on its held-out rows, and store scores and status in the record. `alone`: each
-    member is evaluated alone, also after calibration. Returns the log density of each row."""
-    data = run.rows
+    posterior: Posterior, posteriors_by_split: PosteriorsBySplit, run: Run, choices: Choices,
+    alone: bool = False,
+) -> ScoresBySplit:  # fmt: skip
+    """Evaluate a run on its held-out rows, and store scores and status in the record. `alone`: the
+    posteriors are evaluated and not their mixture; a fit to all rows follows. Returns the log
+    density of each row, corrected as its mean is."""
+    data, pooled = run.rows, run.pooled_rows is not None
     assert data.validation is not None
     likelihood = run.likelihood
-    seen: dict[str, list[Tensor]] = {}
-    weights: list[Tensor] = []
-    found_by_mixture = "held_out_calibration" in posterior.diagnostics and not alone
-    for each, split in posteriors_by_split:
-        p, y, weight = predicted(each, data, data.validation[split], split)
-        if found_by_mixture and each is not posterior:
-            mixed = _mixed(posterior, each, data, data.validation[split], split)
-            p, y, weight = mixed or (p, y, weight)
-        score = _log_prob(p, y)
-        seen.setdefault("log_prob", []).append(score)
-        if weight is not None:
-            weights.append(weight)
-        if isinstance(y, Tensor):
+    seen: dict[int, list[dict[str, Tensor]]] = {}  # of each split, for the members that hold it out
+    weights: dict[int, Tensor | None] = {}
+    splits = dict.fromkeys(split for _, split in posteriors_by_split)
+    sizes = {s: _effective(data, data.validation[s]) for s in splits}
+    together = sum(sizes.values())
+    calibrated = "held_out_calibration" in posterior.diagnostics
+    members = () if alone else [each for each, _ in posteriors_by_split]
+    steps = [float(step) for step in choices.steps] or [0.0]
+    if len(steps) != len(posteriors_by_split):  # members with the same rows: they are mixed
+        steps = [sum(steps) / len(steps)] * len(posteriors_by_split)
+    for (each, split), step in zip(posteriors_by_split, steps, strict=True):
+        one = _evaluated(posterior, each, members, data, split, likelihood)
+        shared = pooled or one.mixed
+        optimism = step / (together if pooled else sizes[split])
+        optimism += choices.parameters / (together if shared else sizes[split])
+        optimism += calibrated / together
+        shift = {"log_prob": -optimism, "coverage": -_PER_NAT * optimism}
+        scores = {
+            name: values + (one.gained.get(name, 0.0) + shift.get(name, 0.0))
+            for name, values in one.values.items()
+        }
+        weights[split] = one.weight
+        if isinstance(one.y, Tensor):
             _, fitted, counts = _some(data, data.rows[split], split)
-            constant = likelihood.constant(fitted, y, per_effective_row(counts))
+            constant = likelihood.constant(fitted, one.y, per_effective_row(counts))
             if constant is not None:
-                seen.setdefault("gain", []).append(score.double() - constant)
-            if likelihood.scales_targets:
-                low, high = p.interval(LEVEL)
-                inside = (y.reshape(low.shape) >= low) & (y.reshape(low.shape) <= high)
-                seen.setdefault("coverage", []).append(
-                    inside.double().reshape(len(inside), -1).mean(1)
-                )
-            elif likelihood.classifies:
-                sure, twice = _confidence(p, y, likelihood, weight)
-                seen.setdefault("too_sure", []).append(sure)
-                seen.setdefault("twice_as_sure", []).append(twice)
+                scores["gain"] = scores["log_prob"] - constant
+        seen.setdefault(split, []).append(scores)
+    weight = [w for w in weights.values() if w is not None]
     found = {
-        name: Scored(torch.cat(values).double(), _joined(weights, name == "twice_as_sure"))
-        for name, values in seen.items()
+        name: Scored(
+            torch.cat([torch.stack([own[name] for own in each]).mean(0) for each in seen.values()]),
+            _joined(weight, name == "twice_as_sure"),
+        )
+        for name in next(iter(seen.values()))[0]
     }
-    pooled = None
-    if run.pooled_rows is not None:
-        pooled = run.pooled_rows[data.run_of(posteriors_by_split[0][1])]
-        found = _corrected(found, posterior, pooled)
     record = posterior.record
     record.validation = found["log_prob"].mean
     rows = len(found["log_prob"].values)
-    record.diagnostics["held_out"] = {"rows": rows} | {k: v.mean for k, v in found.items()}
+    means = {name: scored.mean for name, scored in found.items()}
+    errors = {f"{k}_error": found[k].new_error for k in ("log_prob", "gain") if k in found}
+    if "coverage" in found:
+        means["coverage"] = min(1.0, max(0.0, means["coverage"]))
+        errors["coverage_error"] = found["coverage"].with_two_rows.new_error
+    by = "one part" if len(splits) == 1 else "cross-fitting" if alone else "members"
+    record.diagnostics["held_out"] = {
+        "rows": rows, **means, **errors, "by": by,
+        "corrected_for": any(choices.steps) + choices.parameters + calibrated,
+    }  # fmt: skip
     status = _status(found, rows)
-    if status == "ok" and pooled is not None and pooled < FEWEST_EVALUATED:
+    if status == "ok" and pooled and together < FEWEST_EVALUATED:
         status = Status("not-evaluated", not_evaluated(rows))
     record.status = record.status.or_before(status)
-    each_score = found["log_prob"].values.split([len(score) for score in seen["log_prob"]])
-    splits = (split for _, split in posteriors_by_split)
-    return list(zip(splits, each_score, strict=True))
+    sizes_scored = [len(each[0]["log_prob"]) for each in seen.values()]
+    return dict(zip(seen, found["log_prob"].values.split(sizes_scored), strict=True))
 
 
 def not_evaluated(rows: int) -> str:
@@ -138,21 +195,6 @@ def not_evaluated(rows: int) -> str:
         f"{few} to evaluate this fit: use a method that needs no held-out rows (gp, linear), or "
         "more rows"
     )
-
-
-def _corrected(found: dict[str, Scored], posterior: Posterior, rows: float) -> dict[str, Scored]:
-    """The scores, less the optimism of numbers that were chosen on the same rows: the stopping step
-    and the learned parameters of the likelihood. A number that maximises the log-likelihood of m
-    rows raises their mean by 1/m more than that of new rows, on average (Akaike, 1974)."""
-    chosen = 1
-    if isinstance(posterior, WeightPosterior):
-        each = posterior.layout.entries
-        chosen += sum(entry.size for entry in each if entry.name.startswith("likelihood."))
-    return {
-        name: Scored(values - chosen / rows, weight) if name in ("log_prob", "gain")
-        else Scored(values, weight)
-        for name, (values, weight) in found.items()
-    }  # fmt: skip
 
 
 class Scored(NamedTuple):
@@ -170,6 +212,120 @@ class Scored(NamedTuple):
         """Two standard errors of the mean."""
         return 2 * standard_error(self.values, self.weight)
 
+    @property
+    def new_error(self) -> float:
+        """The standard error of the mean, from an unbiased variance; 0 for a single row."""
+        error = standard_error(self.values, self.weight, 1)
+        return error if math.isfinite(error) else 0.0
+
+    @property
+    def with_two_rows(self) -> Scored:
+        """With two additional rows, 0 and 1, which have the weight of one effective row each: rows
+        that are all inside are no evidence for certainty (Agresti & Coull, 1998)."""
+        values = torch.cat([self.values, self.values.new_tensor([0.0, 1.0])])
+        if self.weight is None:
+            return Scored(values, None)
+        one = self.weight.sum() / effective_rows(self.weight)
+        return Scored(values, torch.cat([self.weight, one.expand(2)]))
+
+
+class Evaluated(NamedTuple):
+    """The scores of the held-out rows of one split.
+
+    Parameters
+    ----------
+    values : dict of Tensor
+        Each score of each row.
+    y, weight : targets and weights of the rows.
+    gained : dict of float
+        How much larger the mean of each score is for the posterior of all members.
+    mixed : bool
+        Whether the mixture of all members was scored, shifted to the mean of one member.
+    """
+
+    values: dict[str, Tensor]
+    y: Any
+    weight: Tensor | None
+    gained: dict[str, float]
+    mixed: bool
+
+
+def _evaluated(
+    posterior: Posterior, own: Posterior, members: Sequence[Posterior], data: Data, split: int,
+    likelihood: Likelihood,
+) -> Evaluated:  # fmt: skip
+    """Scores of the held-out rows of a split, from `own`, which was not trained on them. `members`
+    are those of `posterior`, each alone; if there are none or one, `own` is scored as it is."""
+    assert data.validation is not None
+    rows = data.validation[split]
+    if len(members) > 1:
+        x, y, weight = _some(data, rows, split)
+        form = moved(posterior, own, x) if isinstance(y, Tensor) else None
+        if form is not None:
+            scores = _scores(Predictive.of(form), y, likelihood, weight)
+            x, few, counts = _some(data, rows, split, _COMPARED)
+            gained = _gained_by_mean(posterior, members, x, few, likelihood, counts)
+            return Evaluated(scores, y, weight, gained, True)
+    p, y, weight = predicted(own, data, rows, split)
+    return Evaluated(_scores(p, y, likelihood, weight), y, weight, {}, False)
+
+
+def _gained_by_mean(
+    posterior: Posterior, members: Sequence[Posterior], x: Any, y: Tensor, likelihood: Likelihood,
+    weight: Tensor | None,
+) -> dict[str, float]:  # fmt: skip
+    """The mean difference of each score between the posterior and the same functions, shifted to
+    the mean of each member, for targets that are drawn from the posterior at x. Of y, only ignored
+    labels are used."""
+    forms = [moved(posterior, each, x) for each in (posterior, *members)]
+    whole, *shifted = (Predictive.of(form) for form in forms if form is not None)
+    count = max(len(members), min(_MOST_DRAWS, _DRAWN // len(y)))
+    draws = whole.sample(count).reshape(-1, *y.shape)
+    ignored = likelihood.ignore_index
+    if ignored is not None:
+        draws = torch.where(y.to(draws.device) == ignored, ignored, draws)
+    bounds = _bounds(whole, likelihood)
+    gained: dict[str, float] = {}
+    for j, p in enumerate(shifted):
+        own_bounds = _bounds(p, likelihood)
+        for some in draws[j :: len(shifted)]:
+            ours = _scores(whole, some, likelihood, weight, bounds)
+            theirs = _scores(p, some, likelihood, weight, own_bounds)
+            for name, values in ours.items():
+                rows = None if weight is None else _joined([weight], name == "twice_as_sure")
+                more = float(weighted_mean(values - theirs[name], rows))
+                gained[name] = gained.get(name, 0.0) + more / len(draws)
+    return gained
+
+
+Bounds = tuple[Tensor, Tensor] | None
+
+
+def _bounds(p: Predictive, likelihood: Likelihood) -> Bounds:
+    return p.interval(LEVEL) if likelihood.scales_targets else None
+
+
+def _scores(
+    p: Any, y: Any, likelihood: Likelihood, weight: Tensor | None, bounds: Bounds = None
+) -> dict[str, Tensor]:
+    """The scores of each row: log density, and whether it is inside its interval or two measures of
+    confidence. `bounds` are the intervals, if they are known."""
+    found = {"log_prob": log_prob_of(p, y).double()}
+    if not isinstance(y, Tensor):
+        return found
+    if likelihood.scales_targets:
+        low, high = bounds or p.interval(LEVEL)
+        inside = (y.reshape(low.shape) >= low) & (y.reshape(low.shape) <= high)
+        found["coverage"] = inside.double().reshape(len(inside), -1).mean(1)
+    elif likelihood.classifies:
+        sure, twice = _confidence(p, y, likelihood, weight)
+        found |= {"too_sure": sure.double(), "twice_as_sure": twice.double()}
+    return found
+
+
+def _effective(data: Data, rows: Tensor) -> float:
+    return number_of_rows(rows, data.weight_of(rows))
+
 
 def _joined(weights: list[Tensor], one_more: bool) -> Tensor | None:
     """The weights of the rows of all splits. `one_more`: with one additional row per split, which
@@ -179,101 +335,6 @@ def _joined(weights: list[Tensor], one_more: bool) -> Tensor | None:
     if one_more:
         each = [torch.cat([w, w.sum().reshape(1) / effective_rows(w)]) for w in weights]
     return torch.cat(each if one_more else weights)
-
-
-def compare_with_yardsticks(posterior: Posterior, scores: ScoresBySplit, run: Run) -> None:
-    """Compare a fit with simple models of the same rows, and store their gains and the status.
-
-    Each yardstick predicts the held-out rows of a split by a model of the split's training rows, so
-    that the scores of each row are paired. If they are few, and all members have the same ones,
-    the training rows are used, too: there a yardstick predicts each row by a model without it. A
-    fit that is worse on rows that it was trained on is worse on new rows, too.
-    """
-    record, data = posterior.record, run.rows
-    rows, parts, score = _compared_rows(scores, run)
-    found, why = _yardsticks(rows, parts, len(score), posterior, scores[0][0], run)
-    if found and len(score) < ENOUGH_COMPARED and int(parts.max()) == 0:
-        x, y = in_units(data, rows[len(score) :], scores[0][0])
-        with suppress(MemoryBudgetError):
-            score = torch.cat([score, _log_prob(posterior.predict(x), y).double().cpu()])
-    weight = data.weight_of(rows[: len(score)])
-    gains = {
-        each.name: Scored(each.held_out[: len(score)] - each.optimism - score, weight)
-        for each in found
-    }
-    if not gains:
-        record.diagnostics["yardsticks"] = {"tested": False, "why": why}
-        return
-    mean = {name: gain.mean for name, gain in gains.items()}
-    best = max(mean, key=lambda name: mean[name])
-    error = gains[best].error / 2
-    compared: Compared = {
-        "tested": True, "rows": len(score), "trained": len(rows), "best": best, "error": error,
-    }  # fmt: skip
-    record.diagnostics["yardsticks"] = {**mean, **compared}
-    if mean[best] > max(UNDERFIT, CHANCE * error):
-        other = f', or use the method "{best}"' if best in ("gp", "linear") else ""
-        status = Status(
-            "underfit",
-            f"{_CALLED[best]}, fitted to the same rows, predicts {len(score)} rows that it has not "
-            f"seen {mean[best]:.2g} nats per row better than this fit (standard error {error:.2g}): "
-            "the fit has not learned what the inputs say about y; standardise (standardize=True), "
-            f"train longer (steps, patience), use a larger network or another learning rate{other}",
-        )
-        record.status = record.status.or_before(status)
-
-
-_CALLED = {
-    "constant": "a constant", "linear": "a linear model", "gp": "a Gaussian process",
-    "nearest-neighbours": "the mean of the nearest rows", "boosted-trees": "boosted trees",
-}  # fmt: skip
-
-
-def _yardsticks(
-    rows: Tensor, parts: Tensor, held_out: int, posterior: Posterior, split: int, run: Run
-) -> tuple[list[Yardstick], str]:
-    """The yardsticks of these rows; or the reason if there are none."""
-    data = run.rows
-    weight = data.weight_of(rows)
-    used = len(rows) if int(parts.max()) == 0 else held_out  # with or without training rows
-    count = float(used) if weight is None else effective_rows(weight[:used])
-    if count < FEWEST_COMPARED:
-        return [], f"{count:.0f} rows are too few: {FEWEST_COMPARED} are needed"
-    if len(set(run.run_of)) > MOST_RUNS:
-        return [], f"the fit has more than {MOST_RUNS} runs"
-    likelihood = run.likelihoods[data.run_of(split)] if run.likelihoods else run.likelihood
-    x, y = in_units(data, rows, split)
-    why = why_untested(x, y, likelihood)
-    if why:
-        return [], why
-    classes = run.output[0] if likelihood.class_axis else 0
-    found = yardsticks(x, y, likelihood, weight, posterior.record.seed or 0, parts, classes)
-    return found, "no simple model could be fitted"
-
-
-def _compared_rows(scores: ScoresBySplit, run: Run) -> tuple[Tensor, Tensor, Tensor]:
-    """At most `MOST_ROWS` rows for yardsticks, first the held-out ones; the part of each; and the
-    log density of the held-out ones. If members share a split, its scores are averaged."""
-    data = run.rows
-    assert data.validation is not None
-    by_split: dict[int, list[Tensor]] = {}
-    for split, score in scores:
-        by_split.setdefault(split, []).append(score.double().cpu())
-    held, parts, means = [], [], []
-    for number, (split, each) in enumerate(by_split.items()):
-        least = min(map(len, each))
-        held.append(_evenly(data.validation[split].cpu(), least))
-        parts.append(torch.full((least,), number))
-        means.append(torch.stack([_evenly(score, least) for score in each]).mean(0))
-    rows, part, mean = torch.cat(held), torch.cat(parts), torch.cat(means)
-    others = _evenly(data.rows[scores[0][0]].cpu(), 2 * MOST_ROWS)
-    every = torch.cat([data.validation[split].cpu() for split in by_split])
-    others = others[~torch.isin(others, every)]
-    count = max(MOST_ROWS // 2, MOST_ROWS - len(others))
-    some = _evenly(torch.arange(len(rows)), count)
-    others = _evenly(others, MOST_ROWS - len(some)) if len(others) else others
-    part = torch.cat([part[some], torch.full((len(others),), -1)])
-    return torch.cat([rows[some], others]), part, mean[some]
 
 
 def check_prior_collapse(posterior: Posterior, run: Run) -> None:
@@ -289,7 +350,7 @@ def check_prior_collapse(posterior: Posterior, run: Run) -> None:
     constant = run.likelihood.constant(y, y, per_effective_row(weight))
     if constant is None:
         return
-    gain = Scored(_log_prob(p, y).double() - constant, weight)
+    gain = Scored(log_prob_of(p, y).double() - constant, weight)
     if not gain.mean > gain.error:
         record.status = Status(
             "prior-collapse",
@@ -351,14 +412,6 @@ def moved(posterior: Posterior, alone: Posterior, x: Any) -> Mixture | None:
     return Mixture(whole.likelihood, f + away, theta, weights, None)
 
 
-def _mixed(
-    posterior: Posterior, alone: Posterior, data: Data, rows: Tensor, split: int
-) -> tuple[Any, Any, Tensor | None] | None:
-    x, y, weight = _some(data, rows, split)
-    form = moved(posterior, alone, x)
-    return None if form is None else (Predictive.of(form), y, weight)
-
-
 def _some(
     data: Data, rows: Tensor, split: int, most: int = _ROWS
 ) -> tuple[Any, Any, Tensor | None]:
@@ -371,10 +424,10 @@ def counted(data: Data, rows: Tensor, most: int) -> Tensor:
     """At most `most` of the rows, evenly spaced."""
     one = tree_flatten(data.take(rows[:1], torch.tensor(0))[1])[0]
     most = max(1, min(most, _NUMBERS // max(1, sum(t.numel() for t in one))))
-    return _evenly(rows, most)
+    return evenly(rows, most)
 
 
-def _evenly(rows: Tensor, most: int) -> Tensor:
+def evenly(rows: Tensor, most: int) -> Tensor:
     return rows[torch.linspace(0, len(rows) - 1, min(len(rows), most)).round().long()]
 
 
@@ -393,7 +446,7 @@ def in_units(data: Data, rows: Tensor, split: int) -> tuple[Any, Any]:
     return x, y
 
 
-def _log_prob(p: Any, y: Any) -> Tensor:
+def log_prob_of(p: Any, y: Any) -> Tensor:
     if isinstance(y, tuple | list):  # the sum of the heads' scores
         return torch.stack([h.log_prob(t) for h, t in zip(p.heads, y, strict=True)]).sum(0)
     return torch.as_tensor(p.log_prob(y))

@@ -66,7 +66,7 @@ class Status(str):
 
         diverged              it is not finite, or the loss rose
         stopped               it was stopped before its end
-        degenerate            noise and function cannot be told apart
+        degenerate            noise and function cannot be distinguished
         not-converged         chains or weights are not where they should be
         worse-than-map        Laplace predicts worse than its own maximum
         prior-collapse        training rows are predicted no better than by a constant

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -97,8 +98,9 @@ def _posterior(
             if parts:
                 posterior = each[0][0]
                 posterior.record = record
-            calibrate_on_held_out(posterior, each, method, part, bool(result.best_step), parts)
-            choices = _choices(posterior, result, rows)
+            stopped = bool(result.best_step)
+            gain = calibrate_on_held_out(posterior, each, method, part, stopped, parts)
+            choices = _choices(posterior, run, result, rows)._replace(calibration=gain)
             scores = evaluate_held_out(posterior, each, run, choices, parts)
             compare_with_yardsticks(posterior, scores, run)
         if method.shrinks and not parts and not run.data.tasks:
@@ -113,14 +115,23 @@ def _posterior(
     return posterior
 
 
-def _choices(posterior: Posterior, result: Progress, rows: slice) -> Choices:
-    """How many numbers the held-out rows have chosen for each member of this fit. The first and the
-    last step that were scored are the ends of the range, and no choice."""
+def _choices(posterior: Posterior, run: Run, result: Progress, rows: slice) -> Choices:
+    """What the held-out rows have chosen for each member of this fit."""
     learned = result.state["noise"].shape[-1] if "noise" in result.state else 0
     own = posterior.diagnostics.get("chosen_on_held_out", 0)
-    scored = [step for step, _ in result.history.get("validation", [])]
-    kept = result.best_step[rows] if scored else []
-    return Choices([scored[0] < step < scored[-1] for step in kept], learned + own)
+    scored = {step: scores[rows] for step, scores in result.history.get("validation", [])}
+    if not scored or not result.best_step:
+        return Choices(parameters=learned + own)
+    held = run.rows.held_out_rows().total_weight(run.split_of)[rows]
+    total = held.sum().expand_as(held) if run.pooled_rows is not None else held
+    first, last = scored[min(scored)], scored[max(scored)]
+    steps = []
+    for m, kept in enumerate(result.best_step[rows]):
+        ends = [end for end in (first[m], last[m]) if math.isfinite(end)]
+        best = scored[kept][m] if kept in scored else -math.inf
+        gain = best - max(ends, default=-math.inf) if math.isfinite(best) else 0.0
+        steps.append(max(0.0, gain) / float(total[m]))
+    return Choices(steps, learned + own)
 
 
 def _history(history: dict[str, list[Any]], rows: slice) -> dict[str, Any]:

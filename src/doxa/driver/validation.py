@@ -28,10 +28,12 @@ Choices. The same rows have chosen numbers: the step at which training stops, th
 of the likelihood, and its calibration. A number that maximises the log-likelihood of m rows raises
 their mean by 1/m more than that of new rows, on average (Akaike, 1974). This is subtracted for each
 number. For normal errors it is the effect of errors of new rows that are larger by the share 1/m;
-so the coverage at level 1 − α is smaller by 2 z φ(z)/m, with z the quantile of 1 − α/2. The first
-and the last step that were scored do not count, because no step on both sides was worse. A step is
-chosen by the part of one member. If members are mixed or share a parameter, m is the number of all
-held-out rows for parameters of the likelihood.
+so the coverage at level 1 − α is smaller by 2 z φ(z)/m, with z the quantile of 1 − α/2. A choice
+that gained less than 1/(2m) over a fixed alternative (the first and the last step that were scored;
+the likelihood before calibration) counts as twice its gain: if the alternative is right, the rows
+show a gain g by chance, and new rows lose as much. A step is chosen by the part of one member. If
+members are mixed or share a parameter, m is the number of all held-out rows for parameters of the
+likelihood.
 
 Two biases remain. Networks that are cross-fitted are trained on fewer rows than the posterior that
 is returned, and the standard error is that of the held-out rows alone.
@@ -107,18 +109,27 @@ ScoresBySplit = dict[int, Tensor]  # the log density of the held-out rows of eac
 
 
 class Choices(NamedTuple):
-    """How many numbers of a fit the held-out rows have chosen.
+    """What the held-out rows have chosen in a fit.
 
     Parameters
     ----------
-    steps : sequence of bool
-        For each member, whether they chose the step at which its training stopped.
+    steps : sequence of float
+        For each member, what the step at which its training stopped has gained over the first and
+        the last one that were scored, in nats per row; 0 if it is one of them.
     parameters : int
-        Parameters of the likelihood, and settings of the method.
+        The number of parameters of the likelihood, and of settings of the method.
+    calibration : float
+        What the calibration of the likelihood has gained, in nats per row.
     """
 
-    steps: Sequence[bool] = ()
+    steps: Sequence[float] = ()
     parameters: int = 0
+    calibration: float = 0.0
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers they have chosen for a member."""
+        return (max(self.steps, default=0.0) > 0) + self.parameters + (self.calibration > 0)
 
 
 def evaluate_held_out(
@@ -136,17 +147,16 @@ def evaluate_held_out(
     splits = dict.fromkeys(split for _, split in posteriors_by_split)
     sizes = {s: _effective(data, data.validation[s]) for s in splits}
     together = sum(sizes.values())
-    calibrated = "held_out_calibration" in posterior.diagnostics
     members = () if alone else [each for each, _ in posteriors_by_split]
-    steps = [float(step) for step in choices.steps] or [0.0]
+    steps = list(choices.steps) or [0.0]
     if len(steps) != len(posteriors_by_split):  # members with the same rows: they are mixed
         steps = [sum(steps) / len(steps)] * len(posteriors_by_split)
     for (each, split), step in zip(posteriors_by_split, steps, strict=True):
         one = _evaluated(posterior, each, members, data, split, likelihood)
         shared = pooled or one.mixed
-        optimism = step / (together if pooled else sizes[split])
+        optimism = min(1 / (together if pooled else sizes[split]), 2 * step)
         optimism += choices.parameters / (together if shared else sizes[split])
-        optimism += calibrated / together
+        optimism += min(1 / together, 2 * choices.calibration)
         shift = {"log_prob": -optimism, "coverage": -_PER_NAT * optimism}
         scores = {
             name: values + (one.gained.get(name, 0.0) + shift.get(name, 0.0))
@@ -177,8 +187,7 @@ def evaluate_held_out(
         errors["coverage_error"] = found["coverage"].with_two_rows.new_error
     by = "one part" if len(splits) == 1 else "cross-fitting" if alone else "members"
     record.diagnostics["held_out"] = {
-        "rows": rows, **means, **errors, "by": by,
-        "corrected_for": any(choices.steps) + choices.parameters + calibrated,
+        "rows": rows, **means, **errors, "by": by, "corrected_for": choices.numbers,
     }  # fmt: skip
     status = _status(found, rows)
     if status == "ok" and pooled and together < FEWEST_EVALUATED:
@@ -529,8 +538,9 @@ def calibrate_on_held_out(
     run: Run,
     stopped: bool,
     alone: bool = False,
-) -> None:
+) -> float:
     """Calibrate the likelihood of a posterior, and of its members alone, on the held-out rows.
+    Returns what it has gained there, in nats per row; 0 without calibration.
 
     `stopped`: whether training used early stopping on these rows. Only methods that overfit are
     calibrated; the others integrate over the parameters of the likelihood. `alone`: each member is
@@ -540,14 +550,14 @@ def calibrate_on_held_out(
     if not (
         method.overfits and before.calibrates_on_held_out and isinstance(posterior, WeightPosterior)
     ):
-        return
+        return 0.0
     rows = _rows(None if alone else posterior, posteriors_by_split, run)
     if rows is None or effective_rows(rows[3]) < FEWEST:
-        return
+        return 0.0
     stops = 1 if run.pooled_rows else len(posteriors_by_split)  # steps that the rows have chosen
     found = before.calibrate_held_out(*rows, stopped=stops * stopped)
     if found is None:
-        return
+        return 0.0
     for each in {id(p): p for p in (posterior, *(p for p, _ in posteriors_by_split))}.values():
         assert isinstance(each, WeightPosterior)
         _take_up(each, found)
@@ -555,6 +565,7 @@ def calibrate_on_held_out(
     calibration: HeldOutCalibration = {"rows": len(rows[1]), "likelihood": found.message}
     posterior.record.diagnostics["held_out_calibration"] = calibration
     log.info("likelihood: %s, by %d held-out rows", found.message, len(rows[1]))
+    return found.gain
 
 
 def _take_up(posterior: WeightPosterior, found: CalibratedLikelihood) -> None:

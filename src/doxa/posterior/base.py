@@ -287,8 +287,11 @@ class Posterior(describe.Described, ABC):
         The method with its settings.
     members : int
         The number of members that are averaged.
-    status, history, validation, metadata
+    status, history, metadata
         The driver's record of the fit.
+    validation : float or None
+        The estimated mean log predictive density of new rows, from held-out rows; its standard
+        error is `diagnostics["held_out"]["log_prob_error"]`.
     diagnostics : Diagnostics
         Facts about the fit: time, steps, engine, scores on held-out rows, and those of the method.
     log_evidence, elbo : float or None

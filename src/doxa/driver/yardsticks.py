@@ -154,8 +154,7 @@ def yardsticks(
     parts : Tensor, default None
         The number of the part of each row, [N], counted from 0; −1 for rows that no part holds out.
         Held-out predictions of a row come from models without its part. Those of the other rows
-        come from models without the row, but for trees. The noise is estimated on rows of parts.
-        None: each row is a part.
+        come from models without the row, or for trees a fold. None: each row is a part.
     classes : int, default 0
         The number of classes, if it may be larger than those in y.
 
@@ -200,8 +199,7 @@ def yardsticks(
             model = fit(rows, seed)
             if model is not None and bool(torch.isfinite(model.held_out).all()):
                 fitted[name] = model
-    used = each if part is None else each * (part >= 0)
-    noisy = partial(_noise, likelihood, y=target, weight=used, scale=scale)
+    noisy = partial(_noise, likelihood, y=target, weight=each, scale=scale)
     best = min(fitted, key=lambda name: float(rows.loss(fitted[name].held_out)))
     shape = noisy(fitted[best].held_out)[0]  # normal or Student-t: the same for all
     found = []
@@ -213,7 +211,7 @@ def yardsticks(
         def location(new: Tensor, of: Callable[[Tensor], Tensor] = model.outputs) -> Tensor:
             return of((new - middle) / spread)
 
-        optimism = _SETTINGS[name] / float(each.sum()) + chosen / float(used.sum())
+        optimism = (_SETTINGS[name] + chosen) / float(each.sum())
         found.append(Yardstick(name, location, noise, theta, score, optimism, scale))
     return found
 

@@ -36,7 +36,7 @@ def test_the_readme_has_the_table_and_nothing_else() -> None:
 
 @every
 def test_its_page_describes_it(row: Row) -> None:
-    where = f"the row of {row.name!r} in src/doxa/registry/"
+    where = f"the row of {row.name!r} in src/doxa/registry.py"
     assert row.gives, f"{where} says nothing of what the method gives: add gives='...'"
     assert row.docs, f"{where} names no page: add docs='methods.md', or another page under docs/"
     page = ROOT / "docs" / row.docs

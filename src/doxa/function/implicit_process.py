@@ -82,7 +82,7 @@ def energies(
     Gaussian noise, and otherwise a mean over draws of a from ε [M, T, S]."""
     theta = q["mean"]
     if run.likelihood.integrates_normal:
-        given = likelihood_parameters(run.layout.unflatten(theta)) | run.constants
+        given = run.likelihood_theta(theta)
         own = shaped(run, f.mean)
         noise = run.likelihood.variance(own, given, lead=1).reshape(f.mean.shape)
         if alpha == 0:
@@ -464,7 +464,7 @@ class ImplicitProcess(Method):
         for t in range(rows.count):
             batch = rows.batch(t)
             mean, phi = self.basis(run, q, batch.x, batch.shared)
-            given = likelihood_parameters(run.layout.unflatten(q["mean"])) | run.constants
+            given = run.likelihood_theta(q["mean"])
             noise = run.likelihood.variance(shaped(run, mean), given, lead=1).reshape(mean.shape)
             weight = 1 / noise.double()  # [M, B, O]
             if batch.weight is not None:

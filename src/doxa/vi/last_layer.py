@@ -36,7 +36,6 @@ from doxa.likelihoods import Categorical
 from doxa.linalg.layout import Params
 from doxa.method import Clock, Objective, Problem, Run, State, of_subset
 from doxa.method.method import one_of, whole
-from doxa.model import likelihood_parameters
 from doxa.model.inspection import draws_itself
 from doxa.model.layers import MethodLayer, Slots, Value, deviation, extended
 from doxa.model.model import Network
@@ -218,7 +217,7 @@ class LastLayerVI(GaussianVI):
         variance = self._variance(run, params, features, output, f.shape[1])
         if not run.likelihood.integrates_normal:
             return lost_to_softmax(f, variance)
-        given = likelihood_parameters(run.layout.unflatten(params["mean"])) | dict(run.constants)
+        given = run.likelihood_theta(params["mean"])
         noise = given["log_noise"].reshape(run.size, 1, -1)
         return 0.5 * (variance * (-2 * noise).exp()).sum(2)
 

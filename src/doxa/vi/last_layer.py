@@ -83,13 +83,16 @@ class LastLayerVI(GaussianVI):
 
     Parameters
     ----------
-    features: "joint" trains the layers before on the same bound; "frozen" leaves them as they are
-        given (with init="given").
-    softmax: how a categorical likelihood is averaged: "sampled" draws of the weights, or a "bound"
+    features : str
+        "joint" trains the layers before on the same bound; "frozen" leaves them as they are given
+        (with init="given").
+    softmax : str
+        How a categorical likelihood is averaged: "sampled" draws of the weights, or a "bound"
         without draws.
-    samples: draws a member and step, where there are any. The others are those of every Gaussian
-        here: initial_std, temperature, average, elbo_samples (the final ELBO under Gaussian noise
-        is in closed form, and takes none).
+    samples : int
+        Draws per member and step, if the objective needs draws.
+    initial_std, temperature, average, elbo_samples
+        As in `MeanField`. The final ELBO under Gaussian noise is in closed form, without draws.
     """
 
     name: ClassVar[str] = "last-layer-vi"

@@ -211,14 +211,16 @@ def _fitted(found: dict[str, Any]) -> str:
 _SCORES = {
     "log_prob": "log-likelihood per row", "gain": "gain over a constant",
     "coverage": "share in 90 % intervals", "too_sure": "confidence above accuracy by",
-    "cross_fit_parts": "parts",
+    "cross_fit_parts": "parts", "groups": "groups",
 }  # fmt: skip
 
 
 def _held_out(found: dict[str, Any]) -> str:
     rows = plural(int(found.get("rows", 0)), "row")
-    rest = [f"{_SCORES.get(name, name)} {number(v)}" for name, v in found.items() if name != "rows"]
-    return ", ".join([rows, *rest])
+    numbers = {k: v for k, v in found.items() if k not in ("rows", "later_rows")}
+    later = ["later than the rows trained on"] if found.get("later_rows") else []
+    rest = [f"{_SCORES.get(name, name)} {number(v)}" for name, v in numbers.items()]
+    return ", ".join([rows, *later, *rest])
 
 
 def _one_predictive(p: Any) -> Words:

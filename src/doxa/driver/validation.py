@@ -24,6 +24,9 @@ counted twice (`ensemble/map.py` has the same for a noise level, in closed form)
 `Likelihood.calibrates_on_held_out` is True for a likelihood with such parameters, and
 `Likelihood.calibrate_held_out` estimates them; without clear evidence from the rows, nothing
 changes. The weights of the rows are scaled to add up to their effective number.
+
+**Groups.** If rows belong to groups, the held-out rows are whole groups, and a group counts as one
+row: standard errors are clustered by group, and numbers of rows are numbers of groups.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from doxa import store
 from doxa.data import Data
-from doxa.data.rows import effective_rows, per_effective_row, standard_error, weighted_mean
+from doxa.data.rows import number_of_rows, per_effective_row, standard_error, weighted_mean
 from doxa.driver.loop import Progress
 from doxa.errors import MemoryBudgetError
 from doxa.likelihoods import Likelihood
@@ -76,16 +79,21 @@ def evaluate_held_out(
     likelihood = run.likelihood
     seen: dict[str, list[Tensor]] = {}
     weights: list[Tensor] = []
+    groups: list[Tensor] = []
     found_by_mixture = "held_out_calibration" in posterior.diagnostics and not alone
     for each, split in posteriors_by_split:
-        p, y, weight = predicted(each, data, data.validation[split], split)
+        rows = data.evaluated(split)
+        p, y, weight = predicted(each, data, rows, split)
         if found_by_mixture and each is not posterior:
-            mixed = _mixed(posterior, each, data, data.validation[split], split)
+            mixed = _mixed(posterior, each, data, rows, split)
             p, y, weight = mixed or (p, y, weight)
         score = _log_prob(p, y)
         seen.setdefault("log_prob", []).append(score)
         if weight is not None:
             weights.append(weight)
+        group = data.groups_of(counted(data, rows, len(score)))
+        if group is not None:
+            groups.append(group)
         if isinstance(y, Tensor):
             _, fitted, counts = _some(data, data.rows[split], split)
             constant = likelihood.constant(fitted, y, per_effective_row(counts))
@@ -102,26 +110,37 @@ def evaluate_held_out(
                 seen.setdefault("too_sure", []).append(sure)
                 seen.setdefault("twice_as_sure", []).append(twice)
     found = {
-        name: Scored(torch.cat(values).double(), _joined(weights, name == "twice_as_sure"))
+        name: Scored(torch.cat(values).double(), *_joined(weights, groups, name == "twice_as_sure"))
         for name, values in seen.items()
     }
     pooled = None
     if run.pooled_rows is not None:
         pooled = run.pooled_rows[data.run_of(posteriors_by_split[0][1])]
-        found = _corrected(found, posterior, pooled)
+        independent = found["log_prob"].independent if groups else pooled
+        found = _corrected(found, posterior, max(pooled, independent))
     record = posterior.record
     record.validation = found["log_prob"].mean
-    rows = len(found["log_prob"].values)
-    record.diagnostics["held_out"] = {"rows": rows} | {k: v.mean for k, v in found.items()}
-    status = _status(found, rows)
+    count, number = len(found["log_prob"].values), found["log_prob"].number
+    record.diagnostics["held_out"] = {"rows": count} | {k: v.mean for k, v in found.items()}
+    if groups:
+        record.diagnostics["held_out"]["groups"] = len(torch.cat(groups).unique())
+    status = _status(found, count)
+    if pooled is None and (groups or data.evaluation is not None):
+        pooled = number
     if status == "ok" and pooled is not None and pooled < FEWEST_EVALUATED:
-        status = Status("not-evaluated", not_evaluated(rows))
+        status = Status("not-evaluated", not_evaluated(count, pooled if groups else None))
     if record.status == "ok" and status != "ok":  # a status set by the method is kept
         record.status = status
 
 
-def not_evaluated(rows: int) -> str:
-    """The reason for the status of a fit whose held-out rows are too few, or which has none."""
+def not_evaluated(rows: int, groups: float | None = None) -> str:
+    """The reason for the status of a fit whose held-out rows are too few, or which has none.
+    `groups`: the effective number of groups of these rows."""
+    if groups is not None:
+        return (
+            f"{rows} held-out rows of {groups:.3g} groups are not enough to evaluate this fit for "
+            f"new groups: {FEWEST_EVALUATED} held-out groups are needed"
+        )
     few = f"{rows} held-out rows are not enough" if rows else "no rows were held out"
     return (
         f"{few} to evaluate this fit: use a method that needs no held-out rows (gp, linear), or "
@@ -138,17 +157,32 @@ def _corrected(found: dict[str, Scored], posterior: Posterior, rows: float) -> d
         each = posterior.layout.entries
         chosen += sum(entry.size for entry in each if entry.name.startswith("likelihood."))
     return {
-        name: Scored(values - chosen / rows, weight) if name in ("log_prob", "gain")
-        else Scored(values, weight)
-        for name, (values, weight) in found.items()
+        name: scored._replace(values=scored.values - chosen / rows)
+        if name in ("log_prob", "gain") else scored
+        for name, scored in found.items()
     }  # fmt: skip
 
 
 class Scored(NamedTuple):
-    """One number per row, [N], and the weights of the rows, if there are any."""
+    """One number per row, [N], and the weights and groups of the rows, if there are any."""
 
     values: Tensor
     weight: Tensor | None
+    group: Tensor | None = None
+
+    @property
+    def number(self) -> float:
+        """The effective number of rows."""
+        return number_of_rows(self.values, self.weight, self.group)
+
+    @property
+    def independent(self) -> float:
+        """The number of independent rows whose mean has the same standard error: at least the
+        number of groups, and at most that of rows."""
+        rows, clustered = number_of_rows(self.values, self.weight), 0.5 * self.error
+        alone = standard_error(self.values, self.weight)
+        found = rows * (alone / clustered) ** 2 if clustered > 0 else rows
+        return min(rows, max(self.number, found))
 
     @property
     def mean(self) -> float:
@@ -157,17 +191,25 @@ class Scored(NamedTuple):
     @property
     def error(self) -> float:
         """Two standard errors of the mean."""
-        return 2 * standard_error(self.values, self.weight)
+        return 2 * standard_error(self.values, self.weight, group=self.group)
 
 
-def _joined(weights: list[Tensor], one_more: bool) -> Tensor | None:
-    """The weights of the rows of all splits. `one_more`: with one additional row per split, which
-    has the weight of one effective row."""
-    if not weights:
-        return None
-    if one_more:
-        each = [torch.cat([w, w.sum().reshape(1) / effective_rows(w)]) for w in weights]
-    return torch.cat(each if one_more else weights)
+def _joined(
+    weights: list[Tensor], groups: list[Tensor], one_more: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """The weights and the groups of the rows of all splits. `one_more`: with one additional row per
+    split, which has the weight of one effective row and is a group of its own."""
+    if one_more and groups:
+        weights = weights or [torch.ones(len(g), dtype=torch.float64) for g in groups]
+    if one_more and weights:
+        counts = [
+            number_of_rows(w, w, groups[k] if groups else None) for k, w in enumerate(weights)
+        ]
+        weights = [
+            torch.cat([w, w.sum().reshape(1) / m]) for w, m in zip(weights, counts, strict=True)
+        ]
+        groups = [torch.cat([g, torch.tensor([-1 - k])]) for k, g in enumerate(groups)]
+    return (torch.cat(weights) if weights else None), (torch.cat(groups) if groups else None)
 
 
 def check_prior_collapse(posterior: Posterior, run: Run) -> None:
@@ -376,7 +418,7 @@ def calibrate_on_held_out(
     ):
         return
     rows = _rows(None if alone else posterior, posteriors_by_split, run)
-    if rows is None or effective_rows(rows[3]) < FEWEST:
+    if rows is None or float(rows[3].sum()) < FEWEST:  # the weights add up to this number
         return
     stops = 1 if run.pooled_rows else len(posteriors_by_split)  # steps that the rows have chosen
     found = before.calibrate_held_out(*rows, stopped=stops * stopped)
@@ -425,6 +467,7 @@ def _rows(
     data, most = run.rows, _MOST_NUMBERS // len(posteriors_by_split)
     assert data.validation is not None
     parts: list[CalibrationRows] = []
+    groups: list[Tensor] = []
     for alone, split in posteriors_by_split:
         rows = counted(data, data.validation[split], most // _FUNCTIONS)
         form = moved(posterior or alone, alone, in_units(data, rows, split)[0])
@@ -435,9 +478,11 @@ def _rows(
         theta = {k: v[some.to(v.device)] for k, v in form.theta.items()}
         y = data.take(rows, torch.tensor(data.run_of(split)))[1]
         one = torch.ones(len(rows), dtype=torch.float64, device=f.device)
-        weight = data.weight_of(rows)
+        weight, group = data.weight_of(rows), data.groups_of(rows)
+        if group is not None:
+            groups.append(group)
         parts.append((f, y, theta, one if weight is None else weight.to(one)))
     fs, ys, thetas, weights = zip(*parts, strict=True)
-    weight = per_effective_row(torch.cat(weights))
+    weight = per_effective_row(torch.cat(weights), torch.cat(groups) if groups else None)
     weight = torch.ones_like(torch.cat(weights)) if weight is None else weight
     return torch.cat(fs, 1), torch.cat(ys), thetas[0], weight

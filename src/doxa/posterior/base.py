@@ -81,6 +81,8 @@ class HeldOut(TypedDict, total=False):
     too_sure: float  # confidence less accuracy; classes
     twice_as_sure: float  # log density gained with logits twice as large; classes
     cross_fit_parts: int  # the number of networks that gave the scores, if the fit was cross-fitted
+    groups: int  # the number of groups of these rows, if rows belong to groups
+    later_rows: bool  # whether these rows are later than those that the scored networks have seen
 
 
 class Stopping(TypedDict):

@@ -607,7 +607,7 @@ def conformal(
     >>> x, person = torch.linspace(-1, 1, 120)[:, None], torch.arange(120) // 3
     >>> fitted = doxa.fit(None, (x[:60], x[:60] ** 2), "gp")
     >>> posterior = conformal(fitted, (x[60:], x[60:] ** 2), level=0.9, groups=person[60:])
-    >>> posterior.guaranteed_level
+    >>> posterior.transform.guaranteed_level
     0.9
     """
     check_level(level)

@@ -360,6 +360,9 @@ def command(subject: Subject) -> str | None:
     for option in ("drop", "categorical", "numeric"):
         for name in asked.get(option, ()):
             args += [f"--{option}", name]
+    for option in ("group", "time"):
+        args += [f"--{option}", asked[option]] if asked.get(option) else []
+    args += ["--time-input"] if asked.get("time_input") else []
     args += ["--missing", schema.missing] if schema.missing != "error" else []
     for option in ("sep", "decimal", "encoding"):
         args += [f"--{option}", asked[option]] if asked.get(option) else []
@@ -398,6 +401,8 @@ def snippet(subject: Subject) -> str:
     if not plan.get("validation"):  # on the command line 0 means none
         plan.pop("validation", None)
     options += [f"{name}={value!r}" for name, value in plan.items()]
+    if schema is not None and _together(schema):
+        options.append("**together.options()")
     if "members" not in asked and posterior.members > 1 and posterior.kind != "mixture":
         options.append(f"members={posterior.members}")
     lines += [
@@ -424,6 +429,8 @@ def _reading(subject: Subject, asked: dict[str, Any]) -> list[str]:
     options = [] if schema.assumed else [f"likelihood={schema.likelihood!r}"]
     lists = ("drop", "categorical", "numeric")
     options += [f"{o}={tuple(asked[o])!r}" for o in lists if asked.get(o)]
+    ones = ("group", "time", "time_input")
+    options += [f"{o}={asked[o]!r}" for o in ones if asked.get(o)]
     options += [f"index={schema.index!r}"] if schema.index else []
     options += [f"missing={schema.missing!r}"] if schema.missing != "error" else []
     given = {o: asked[o] for o in ("sep", "decimal", "encoding") if asked.get(o)}
@@ -435,7 +442,18 @@ def _reading(subject: Subject, asked: dict[str, Any]) -> list[str]:
         f"asked = schema.TableSpec({', '.join([repr(schema.target), *options])})",
         f"frame, columns = schema.read_dataset(Path({file!r}), asked)",
         "x, y = columns.features(frame)[0], columns.targets(frame)",
+        *_together(schema),
     ]  # fmt: skip
+
+
+def _together(schema: Any) -> list[str]:
+    """Python that reads the groups and times of the rows."""
+    if schema.group is None and schema.time is None:
+        return []
+    return [
+        "from doxa.app.held_out import Together",
+        "together = Together.of(frame, columns)  # the groups and times of the rows",
+    ]
 
 
 def _net(posterior: Any) -> str:

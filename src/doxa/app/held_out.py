@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import torch
 
 from doxa.app.calibration import Calibration, conformal_level
+from doxa.app.columns import UNCLEAR, layout_of, may_hold_groups
 from doxa.app.predictions import ROWS_AT_ONCE
-from doxa.app.reading import Array, Dialect
+from doxa.app.reading import Array, Dialect, is_text
 from doxa.app.schema import (
     Schema,
     TableSpec,
@@ -30,7 +33,8 @@ from doxa.data.rows import shuffled
 from doxa.data.text_files import check_regular
 from doxa.errors import DataError
 from doxa.evaluate import Streaming, table
-from doxa.likelihoods import LIKELIHOODS
+from doxa.likelihoods import LIKELIHOODS, assumed
+from doxa.likelihoods import likelihood as likelihood_of
 from doxa.predictive import Predictive
 
 if TYPE_CHECKING:
@@ -132,6 +136,65 @@ class Together(NamedTuple):
         latest = sorted(first, key=first.__getitem__, reverse=True)
         away = np.abs(np.cumsum([sizes[name] for name in latest]) - share * len(self.groups))
         return np.isin(self.groups, latest[: int(away.argmin()) + 1])
+
+
+def leaking_columns(
+    frame: pd.DataFrame, schema: Schema, x: Array, y: Array, seed: int
+) -> list[dict[str, Any]]:
+    """The columns by which rows seem to belong together, if neither `--group` nor `--time` was
+    given: `doxa.driver.leakage`. The effect of a category that the fit knows is no leak, so a
+    column of categories is tested without its own inputs."""
+    if schema.group is not None or schema.time is not None:
+        return []
+    own: dict[str, Sequence[int]] = {}
+    start = 0
+    for column in schema.columns:
+        own[column.name] = range(start, start + column.width)
+        start += column.width
+    found: list[tuple[str, Array, bool, Sequence[int]]] = []
+    for name in map(str, frame.columns):
+        values = pick(frame, name)
+        if name == schema.target:
+            continue
+        layout = layout_of(values)
+        if layout not in (None, UNCLEAR) and not values.isna().any():
+            found.append((name, np.unique(times_of(values), return_inverse=True)[1], True, ()))
+        elif layout is None and may_hold_groups(values):
+            text = own.get(name, ()) if is_text(values) else ()
+            found.append((name, np.unique(groups_of(values), return_inverse=True)[1], False, text))
+    if not found:
+        return []
+    from doxa.driver.leakage import (  # imported here: most tables have no such column
+        Column,
+        find_leaks,
+    )
+
+    columns = [
+        Column(name, torch.as_tensor(value), ordered, torch.as_tensor(
+            [i for i in range(x.shape[1]) if i not in without], dtype=torch.long
+        ))
+        for name, value, ordered, without in found
+    ]  # fmt: skip
+    likelihood = assumed(schema.likelihood) if schema.assumed else likelihood_of(schema.likelihood)
+    leaks = find_leaks(torch.as_tensor(x), torch.as_tensor(y), likelihood, columns, seed)
+    return [
+        {"column": leak.name, "option": "--time" if leak.ordered else "--group",
+         "loss": leak.loss, "error": leak.error, "model": leak.model}
+        for leak in leaks
+    ]  # fmt: skip
+
+
+def leak_words(leak: dict[str, Any]) -> str:
+    """The message about a column that leaks."""
+    name, time = repr(leak["column"]), leak["option"] == "--time"
+    near = f"rows of times near theirs in {name}" if time else f"other rows of their {name}"
+    new = "later rows" if time else f"a new {name}"
+    return (
+        f"rows belong together by column {name}: held-out rows are predicted "
+        f"{leak['loss']:.2f} ± {leak['error']:.2f} nats per row better ({leak['model']}) if {near} "
+        f"are trained on, so status and scores do not hold for {new}; use {leak['option']} "
+        f"{leak['column']} if the fit is for {new}"
+    )
 
 
 def check_shares(

@@ -2,9 +2,9 @@
 
 If the rows of a person are in the training rows and in the held-out rows, a network may recognise
 the person, and its held-out scores are those of known persons. Whether it can is measured. Cheap
-models (`yardsticks.py`) are fitted to the rows without a part of them: once with parts that were cut
-at random, and once with parts that have whole groups (values of the column), or consecutive times.
-The part of a row is predicted by models without it. The loss of gain of row i is
+models (`yardsticks.py`) are fitted to the rows without a part of them: once with parts that were
+cut at random, and once with parts that have whole groups (values of the column), or consecutive
+times. The part of a row is predicted by models without it. The loss of gain of row i is
 
     d_i = (s_i − c_i) with random parts − (s_i − c_i) with parts by the column
 
@@ -57,8 +57,8 @@ class Column(NamedTuple):
 
 
 class Leak(NamedTuple):
-    """A column that leaks: the mean loss of gain per row, in nats, and its standard error; the model
-    that showed it; and the number of groups or times that were used."""
+    """A column that leaks: the mean loss of gain per row, in nats, and its standard error; the
+    model that showed it; and the number of groups or times that were used."""
 
     name: str
     ordered: bool

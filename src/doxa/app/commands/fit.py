@@ -290,6 +290,13 @@ def fit(
         out.print(f"{len(set(tasks))} tasks, by {escape(repr(task))}", highlight=False)
     for note in notes if not parts.whole else ():
         out.print(escape(note), highlight=False, soft_wrap=True)
+    leaks: list[dict[str, Any]] = []
+    if tasks is None:
+        rows = parts.train
+        leaks = held_out.leaking_columns(frame.iloc[rows], columns, x[rows], y[rows], seed)
+    for leak in leaks:
+        message = f"[bold yellow]warning:[/] {escape(held_out.leak_words(leak))}"
+        out.print(message, highlight=False, soft_wrap=True)
     remembered = {"split": split, "calibrate": calibrate,
                   "test": None if test is None else test.name,
                   "conformal": conformal, "conformal_kind": conformal_kind,
@@ -306,6 +313,8 @@ def fit(
     posterior.metadata.update(origin | predictions.remembered_tasks(task))
     digest = origin["source"]["sha256"]
     posterior.metadata.update(parts.remembered(digest))
+    if leaks:
+        posterior.metadata["leakage"] = leaks
     status = posterior.status
     out.print(f"{method}: {status_of(posterior)}, {perf_counter() - start:.1f} s")
     if stages := fitting.stages_message(posterior):

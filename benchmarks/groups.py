@@ -198,8 +198,8 @@ def summary(found: dict[tuple[Any, ...], dict[str, Any]]) -> str:
             leaks[key[1]].append(bool(cell["named"]))
     lines = [
         "# Groups and times", "",
-        "`python -m benchmarks.groups`. Coverage of 90 % intervals and log score of new persons (for "
-        "drift of the rows that follow), and in parentheses what the fit reported; means over "
+        "`python -m benchmarks.groups`. Coverage of 90 % intervals and log score of new persons "
+        "(for drift of the rows that follow), and in parentheses what the fit reported; means over "
         "seeds. `with`: `groups=` or `time=` was given.", "",
         "| table | method | | coverage | score | not ok | fits |", "|---|---|---|---|---|---|---|",
     ]  # fmt: skip
@@ -207,9 +207,10 @@ def summary(found: dict[tuple[Any, ...], dict[str, Any]]) -> str:
         mean = {k: np.mean([c[k] for c in each]) for k in
                 ("new_coverage", "coverage", "new_score", "score")}  # fmt: skip
         bad = sum(c["status"] != "ok" for c in each)
+        coverage = f"{mean['new_coverage']:.3f} ({mean['coverage']:.3f})"
+        score = f"{mean['new_score']:.2f} ({mean['score']:.2f})"
         lines.append(
-            f"| {kind} | {method} | {known} "
-            f"| {mean['new_coverage']:.3f} ({mean['coverage']:.3f}) | {mean['new_score']:.2f} ({mean['score']:.2f}) | {bad} | {len(each)} |"
+            f"| {kind} | {method} | {known} | {coverage} | {score} | {bad} | {len(each)} |"
         )
     lines += ["", "Tables in which `doxa fit` names a column:", "",
               "| table | leaks | named | tables |", "|---|---|---|---|"]  # fmt: skip

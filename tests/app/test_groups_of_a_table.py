@@ -10,6 +10,7 @@ import pytest
 from shell import doxa
 
 from doxa import load
+from doxa.app.columns import may_hold_groups
 from doxa.app.held_out import Together, divide
 from doxa.errors import DataError
 
@@ -144,3 +145,43 @@ def test_a_report_calls_dates_dates(visits, tmp_path) -> None:
     doxa("report", run, "--train", visits, "--test", later, "--out", tmp_path / "r.html")
     page = (tmp_path / "r.html").read_text(encoding="utf-8")
     assert "of other dates than the training rows" in page and "in other units" not in page
+
+
+@pytest.mark.parametrize(
+    ("name", "cells", "may"),
+    [
+        ("who", [f"p{k}" for k in range(30)] * 4, True),
+        ("who", [f"p{k}" for k in range(10)] * 12, False),  # a category
+        ("patient_id", [f"p{k}" for k in range(10)] * 12, True),
+        ("patient_id", [f"p{k}" for k in range(120)], False),  # each value once
+        ("code", list(range(40)) * 3, True),
+        ("code", [*range(39), *range(39), *range(40), 7, 7], False),  # 39 occurs once
+        ("code", [0.5 * k for k in range(40)] * 3, False),
+        ("who", [*[f"p{k}" for k in range(30)] * 4, None], False),
+        ("text", [str(k) for k in range(40)] * 3, False),  # numbers
+        ("day", [f"2024-01-{k:02}" for k in range(1, 31)] * 4, False),  # dates
+    ],
+)
+def test_which_columns_may_hold_groups(name: str, cells: list[Any], may: bool) -> None:
+    assert may_hold_groups(pd.Series(cells, name=name)) is may
+
+
+def test_a_leaking_column_is_named_with_its_option(tmp_path) -> None:
+    rng = np.random.default_rng(0)
+    person = np.arange(40).repeat(6)
+    frame = pd.DataFrame({"person": [f"p{k}" for k in person], "x": rng.normal(size=240)})
+    frame["age"] = rng.normal(size=40)[person]
+    frame["y"] = frame["x"] + rng.normal(size=40)[person] + 0.3 * rng.normal(size=240)
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    said = doxa("fit", tmp_path / "t.csv", "-t", "y", "-o", tmp_path / "run", *QUICK)
+    assert "rows belong together by column 'person'" in said and "use --group person" in said
+    (leak,) = metadata(tmp_path / "run")["leakage"]
+    assert (leak["column"], leak["option"]) == ("person", "--group") and leak["loss"] > 0.05
+    doxa("report", tmp_path / "run", "--out", tmp_path / "r.html")
+    assert "use --group person" in (tmp_path / "r.html").read_text(encoding="utf-8")
+    options = ["-t", "y", "--group", "person", "-o", tmp_path / "other", *QUICK]
+    assert "belong together" not in doxa("fit", tmp_path / "t.csv", *options)
+    frame["y"] = frame["x"] + 0.3 * rng.normal(size=240)
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    options = ["-t", "y", "-o", tmp_path / "third", *QUICK]
+    assert "belong together" not in doxa("fit", tmp_path / "t.csv", *options)

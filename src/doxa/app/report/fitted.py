@@ -35,7 +35,18 @@ RANDOM = {
 
 def fitted_section(subject: Subject) -> Content:
     shown = [part(subject) for part in (_method, _model, _data, _run)]
-    return [html.cards(*shown), _columns(subject)]
+    return [html.cards(*shown), *_leaks(subject), _columns(subject)]
+
+
+def _leaks(subject: Subject) -> list[Content]:
+    """The columns by which rows belong together, as `doxa fit` found."""
+    found = subject.posterior.metadata.get("leakage", ())
+    if not found:
+        return []
+    from doxa.app.held_out import leak_words  # imported here: most runs have no such column
+
+    lines = [f"{leak_words(leak)}." for leak in found]
+    return [html.paragraph(subject.names.show(line[0].upper() + line[1:], 600)) for line in lines]
 
 
 def _method(subject: Subject) -> Content:

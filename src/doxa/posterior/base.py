@@ -71,15 +71,20 @@ class Status(str):
 
 
 class HeldOut(TypedDict, total=False):
-    """Scores of a fit on its held-out rows, each a mean over them. `driver/validation.py` has what
-    each is."""
+    """Estimates of the mean scores of the posterior on new rows, from held-out rows.
+    `driver/validation.py` has what each is, and what they are corrected for."""
 
-    rows: Required[int]  # their number
+    rows: Required[int]  # the number of held-out rows
     log_prob: Required[float]  # log predictive density, in nats and units of y
     gain: float  # the same, less that of a constant prediction
     coverage: float  # share inside the central 90 % interval; numeric y
     too_sure: float  # confidence less accuracy; classes
     twice_as_sure: float  # log density gained with logits twice as large; classes
+    log_prob_error: float  # the standard errors, of the rows that were held out
+    gain_error: float
+    coverage_error: float
+    by: str  # "members" (each scored on its own part), "cross-fitting" or "one part" for all
+    corrected_for: int  # how many numbers the same rows have chosen: step, noise, calibration
     cross_fit_parts: int  # the number of networks that gave the scores, if the fit was cross-fitted
     groups: int  # the number of groups of these rows, if rows belong to groups
     later_rows: bool  # whether these rows are later than those that the scored networks have seen
@@ -157,7 +162,8 @@ class Diagnostics(dict[str, Any]):
 
     @property
     def held_out(self) -> HeldOut | None:
-        """Scores on the held-out rows: rows, log_prob, gain, coverage, too_sure, twice_as_sure; and
+        """Estimates for new rows, from held-out rows: rows, log_prob, gain, coverage, too_sure,
+        twice_as_sure; log_prob_error, gain_error, coverage_error; by, corrected_for and
         cross_fit_parts."""
         return self.get("held_out")
 
@@ -198,7 +204,7 @@ class Record:
     history: dict[str, Any] = field(default_factory=dict)
     diagnostics: Diagnostics = field(default_factory=Diagnostics)
     metadata: dict[str, Any] = field(default_factory=dict)
-    validation: float | None = None  # mean log predictive of the held-out rows
+    validation: float | None = None  # estimate of the mean log predictive of new rows
     stats: dict[str, Tensor] = field(default_factory=dict)  # of each kept draw, {name: [K, T]}
 
 
@@ -231,8 +237,11 @@ class Posterior(describe.Described, ABC):
         The method with its settings.
     members : int
         The number of members that are averaged.
-    status, history, validation, metadata
+    status, history, metadata
         The driver's record of the fit.
+    validation : float or None
+        The estimated mean log predictive density of new rows, from held-out rows; its standard
+        error is `diagnostics["held_out"]["log_prob_error"]`.
     diagnostics : Diagnostics
         Facts about the fit: time, steps, engine, scores on held-out rows, and those of the method.
     log_evidence, elbo : float or None

@@ -195,11 +195,11 @@ def test_the_noise_on_new_groups_is_found() -> None:
 
 def test_status_needs_groups() -> None:
     x, y, group = persons(30, 8)
-    few = fit(x, y, groups=group % 5)
+    few = fit(x, y, groups=group % 5, steps=500)
     assert few.status == "not-evaluated" and "240 held-out rows of 5 groups" in few.status.reason
     assert few.diagnostics["held_out"]["groups"] == 5
     assert few.diagnostics["held_out"]["cross_fit_parts"] == 5
-    one = fit(x, y, groups=["only"] * 240)
+    one = fit(*persons(30, 8, spread=0.0)[:2], groups=["only"] * 240, steps=500)
     assert one.status == "not-evaluated" and "one group" in one.status.reason
     many = fit(x, y, groups=group, validation=0.5)
     assert many.diagnostics["held_out"]["groups"] == 15

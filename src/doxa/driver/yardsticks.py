@@ -88,6 +88,9 @@ class Yardstick:
     held_out : Tensor
         The log predictive density of each row that it was fitted to, in units of y, by a model
         without its part: [N].
+    optimism : float
+        The expected excess of the mean of `held_out` over that of new rows: settings and noise were
+        chosen on these rows. It is 1/m for each number that m rows have chosen (Akaike, 1974).
     scale : tuple of Tensor, default None
         Location and scale of the fitted units of y, [O] each.
     """
@@ -97,6 +100,7 @@ class Yardstick:
     likelihood: Likelihood
     theta: dict[str, Tensor]
     held_out: Tensor
+    optimism: float
     scale: tuple[Tensor, Tensor] | None = None
 
     def log_prob(self, x: Any, y: Any) -> Tensor:
@@ -146,8 +150,10 @@ def yardsticks(
     seed : int, default 0
         The seed of the inducing points and of the folds.
     parts : Tensor, default None
-        The number of the part of each row, [N], counted from 0; −1 for rows that are never held
-        out. None: each row is a part.
+        The number of the part of each row, [N], counted from 0; −1 for rows that no part holds out.
+        Held-out predictions of a row come from models without its part. Those of the other rows
+        come from models without the row, but for trees. The noise is estimated on rows of parts.
+        None: each row is a part.
     classes : int, default 0
         The number of classes, if it may be larger than those in y.
 
@@ -188,18 +194,22 @@ def yardsticks(
 
     found = []
     for name, fit in _MODELS.items():
-        model = fit(rows, seed)
+        try:
+            model = fit(rows, seed)
+        except torch.linalg.LinAlgError:
+            continue
         if model is None or not bool(torch.isfinite(model.held_out).all()):
             continue
         used = each if part is None else each * (part >= 0)
-        noise, theta = _noise(likelihood, model.held_out, target, used, scale)
+        noise, theta, chosen = _noise(likelihood, model.held_out, target, used, scale)
         score = noise.log_prob(model.held_out, target, theta)
         score = score if scale is None else score - scale[1].log().sum()
 
         def location(new: Tensor, of: Callable[[Tensor], Tensor] = model.outputs) -> Tensor:
             return of((new - middle) / spread)
 
-        found.append(Yardstick(name, location, noise, theta, score, scale))
+        optimism = _SETTINGS[name] / float(each.sum()) + chosen / float(used.sum())
+        found.append(Yardstick(name, location, noise, theta, score, optimism, scale))
     return found
 
 
@@ -238,8 +248,7 @@ class _Rows(NamedTuple):
             each = torch.nn.functional.softplus(f) - self.y * f
         else:
             each = -self.y * torch.log_softmax(f, -1)
-        counted = self.weight if self.part is None else self.weight * (self.part >= 0)
-        return each.sum(-1) @ counted
+        return each.sum(-1) @ self.weight
 
     def masks(self) -> Tensor:
         """Which rows each part holds out, [parts, N]."""
@@ -284,13 +293,14 @@ _LINKS: dict[type[Likelihood], str] = {
 def _noise(
     likelihood: Likelihood, f: Tensor, y: Tensor, weight: Tensor,
     scale: tuple[Tensor, Tensor] | None,
-) -> tuple[Likelihood, dict[str, Tensor]]:  # fmt: skip
-    """The likelihood and its parameters, by held-out outputs f [N, O]."""
+) -> tuple[Likelihood, dict[str, Tensor], int]:  # fmt: skip
+    """The likelihood and its parameters, by held-out outputs f [N, O]; and how many numbers were
+    estimated."""
     output: Shape = tuple(f.shape[1:])
     if isinstance(likelihood, Bernoulli | Categorical):
         plain = likelihood.plain()
         found = plain.calibrate_held_out(f[None], y, {}, weight, stopped=0)
-        return (plain if found is None else found.likelihood), {}
+        return (plain, {}, 0) if found is None else (found.likelihood, {}, 1)
     if isinstance(likelihood, NegativeBinomial) and likelihood.concentration is None:
 
         def score(log_r: float) -> Tensor:
@@ -298,12 +308,12 @@ def _noise(
             return likelihood.log_prob(f, y, theta)
 
         log_r = map_estimate(score, weight, _LOG_R, math.inf)
-        return likelihood, {"log_concentration": torch.tensor(log_r, dtype=torch.float64)}
+        return likelihood, {"log_concentration": torch.tensor(log_r, dtype=torch.float64)}, 1
     if scale is None:
-        return likelihood, dict(likelihood.constants(output))
+        return likelihood, dict(likelihood.constants(output)), 0
     given = likelihood.constants(output, scale[1])
     if given and "log_noise" in given:
-        return likelihood, dict(given)
+        return likelihood, dict(given), 0
     rows = float(weight.sum())
     fewer = rows / max(rows - Gaussian.degrees_of_freedom_correction, 1.0)
     square = (weight @ (f - y).square()) / rows * fewer  # [O]
@@ -313,18 +323,18 @@ def _noise(
     noise = {"log_noise": 0.5 * square.clamp_min(floor**2).log()}
     plain = Gaussian(per_output=likelihood.per_output)
     if not (likelihood.assumed or likelihood.heavy_tailed) or likelihood.per_output:
-        return plain, noise
+        return plain, noise, square.numel()
     z = (f - y) / noise["log_noise"].exp()
     excess = float((weight @ z.pow(4)).mean()) / rows - 3.0
     if excess < math.sqrt(24.0 / rows):  # its standard error for normal noise
-        return plain, noise
+        return plain, noise, square.numel()
     assumed = replace(plain, assumed=True)
     found = assumed.calibrate_held_out(
         f[None], y, {"log_noise": noise["log_noise"].reshape(1)}, weight, stopped=0
     )
     if found is None:
-        return plain, noise
-    return found.likelihood, {"log_scale": noise["log_noise"] + found.moved["log_scale"]}
+        return plain, noise, square.numel()
+    return found.likelihood, {"log_scale": noise["log_noise"] + found.moved["log_scale"]}, 2
 
 
 def _constant(rows: _Rows, seed: int) -> _Model:
@@ -384,7 +394,7 @@ def _best_ridge(rows: _Rows, features: Callable[[Tensor], Tensor]) -> tuple[floa
     best = int(loss.argmin())
     chosen, f = coefficients[best], held_out[best]
     if rows.part is not None:
-        f = _without_parts(rows, phi, chosen, penalties[best])
+        f = _without_parts(rows, phi, chosen, penalties[best], f)
 
     def outputs(x: Tensor) -> Tensor:
         return rows.start + features(x) @ chosen
@@ -441,12 +451,13 @@ def _solve(root: Tensor, slope: Tensor) -> Tensor:
     return torch.cholesky_solve(slope.mT[..., None], root)[..., 0].mT
 
 
-def _without_parts(rows: _Rows, phi: Tensor, chosen: Tensor, penalty: Tensor) -> Tensor:
-    """The outputs [N, O] of each row by the ridge regression without its part; rows that no part
-    holds out have those of the regression on all rows."""
-    masks, w = rows.masks(), rows.weight[:, None]
-    f = rows.start + phi @ chosen
-    h = rows.slopes(f)[1] * w * _BOUND[rows.link]  # [N, O]
+def _without_parts(
+    rows: _Rows, phi: Tensor, chosen: Tensor, penalty: Tensor, alone: Tensor
+) -> Tensor:  # fmt: skip
+    """The outputs [N, O] of each row by the ridge regression without its part; `alone`, by the one
+    without the row, are those of rows that no part holds out."""
+    masks, w, f = rows.masks(), rows.weight[:, None], alone.clone()
+    h = rows.slopes(rows.start + phi @ chosen)[1] * w * _BOUND[rows.link]  # [N, O]
     eye = penalty * torch.eye(phi.shape[1], dtype=phi.dtype)
     for mask in masks:
         rest = ~mask
@@ -466,7 +477,7 @@ def _without_parts(rows: _Rows, phi: Tensor, chosen: Tensor, penalty: Tensor) ->
 def _nearest_neighbours(rows: _Rows, seed: int) -> _Model | None:
     fewest = len(rows.x) - 1
     if rows.part is not None:  # the rows outside of the largest part
-        fewest = len(rows.x) - int(torch.bincount(rows.part + 1).max())
+        fewest = len(rows.x) - int(rows.masks().sum(1).max())
     counts = [k for k in _NEIGHBOURS if k <= fewest]
     if not counts:
         return None
@@ -488,7 +499,8 @@ def _nearest_neighbours(rows: _Rows, seed: int) -> _Model | None:
 
     apart = torch.cdist(rows.x, rows.x).fill_diagonal_(math.inf)
     if rows.part is not None:
-        apart[rows.part[:, None] == rows.part] = math.inf
+        together = (rows.part[:, None] == rows.part) & (rows.part >= 0)
+        apart = apart.masked_fill(together, math.inf)
     held_out = outputs(apart)
     best = int(rows.loss(held_out).argmin())
     return _Model(lambda x: outputs(torch.cdist(x, rows.x))[best], held_out[best])
@@ -501,12 +513,13 @@ def _boosted_trees(rows: _Rows, seed: int) -> _Model | None:
     n, outputs = rows.y.shape
     if n < _FEWEST_OF_TREES:
         return None
-    if rows.part is None:
-        order = torch.randperm(n, generator=generator("yardsticks", "folds", seed))
-        fold = torch.empty(n, dtype=torch.long)
-        fold[order] = torch.arange(n) % _FOLDS
-    else:  # parts that are many are joined; the last replica has all rows
-        fold = torch.where(rows.part < 0, _FOLDS, rows.part % _FOLDS)
+    order = torch.randperm(n, generator=generator("yardsticks", "folds", seed))
+    fold = torch.empty(n, dtype=torch.long)
+    fold[order] = torch.arange(n) % _FOLDS
+    if rows.part is not None:  # parts that are many are joined; other rows have the folds left over
+        count = int(rows.part.max()) + 1
+        others = count + fold % (_FOLDS - count) if count < _FOLDS else fold
+        fold = torch.where(rows.part < 0, others, rows.part % _FOLDS)
     seen = (fold != torch.arange(_FOLDS)[:, None]).double()
     seen = torch.cat([seen, torch.ones(1, n)]) * rows.weight  # [R, N]
     each = min(_MOST_CUTS, max(_FEWEST_CUTS, _CUTS // rows.x.shape[1]))
@@ -563,3 +576,4 @@ _MODELS: dict[str, Callable[[_Rows, int], _Model | None]] = {
     "nearest-neighbours": _nearest_neighbours,
     "boosted-trees": _boosted_trees,
 }
+_SETTINGS = {"constant": 0, "linear": 1, "gp": 2, "nearest-neighbours": 1, "boosted-trees": 1}

@@ -211,6 +211,7 @@ def _fitted(found: dict[str, Any]) -> str:
 _SCORES = {
     "log_prob": "log-likelihood per row", "gain": "gain over a constant",
     "coverage": "share in 90 % intervals", "too_sure": "confidence above accuracy by",
+    "groups": "groups",
 }  # fmt: skip
 _BY = {"members": "parts of the members", "one part": "one part", "cross-fitting": "cross-fitting"}
 
@@ -220,11 +221,12 @@ def held_out(found: Mapping[str, Any]) -> str:
     rows = plural(int(found.get("rows", 0)), "row")
     rest = [
         f"{_SCORES.get(name, name)} {_with_error(found, name)}" for name, value in found.items()
-        if name not in ("rows", "by", "corrected_for", "cross_fit_parts")
+        if name not in ("rows", "by", "corrected_for", "cross_fit_parts", "later_rows")
         and not name.endswith("_error")
     ]  # fmt: skip
     made = [how] if (how := estimated_by(found)) else []
-    return ", ".join([rows, *rest, *made])
+    later = ["later than the rows trained on"] if found.get("later_rows") else []
+    return ", ".join([rows, *later, *rest, *made])
 
 
 def _with_error(found: Mapping[str, Any], name: str) -> str:

@@ -78,6 +78,14 @@ class Calibration:
         hold = rows_needed(self.level) if self.level is not None else 0
         return fit + hold if not (fit and hold) else 2 * max(fit, hold)
 
+    def check_time(self, time: str | None) -> None:
+        """An error if a level is wanted for rows in order of time."""
+        if self.level is not None and time is not None:
+            raise MethodError(
+                f"--conformal holds for new rows that are like the calibration rows, and --time "
+                f"{time} says that new rows are later: remove one of them"
+            )
+
     def check_rows(self, rows: int, remedy: str) -> None:
         """An error if there are too few rows to calibrate on; `remedy`: how to get more."""
         if rows < self.rows_needed:
@@ -94,12 +102,17 @@ class Calibration:
 
 
 def calibrated(
-    posterior: Any, x: Array, y: Array, asked: Calibration, seed: int
+    posterior: Any, x: Array, y: Array, asked: Calibration, seed: int, groups: Array | None = None
 ) -> tuple[Any, list[str]]:
-    """The recalibrated, then conformal posterior, and messages for the user."""
-    order = np.random.default_rng([seed, 7]).permutation(len(x))
+    """The recalibrated, then conformal posterior, and messages for the user. `groups` has the group
+    of each row, if rows belong together."""
+    random = np.random.default_rng([seed, 7])
+    order = random.permutation(len(x))
     both = asked.kind is not None and asked.level is not None
     first, second = np.array_split(order, 2) if both else (order, order)
+    if both and groups is not None:
+        half = np.array_split(random.permutation(np.unique(groups)), 2)[0]
+        first, second = order[np.isin(groups[order], half)], order[~np.isin(groups[order], half)]
     messages = []
     if asked.kind is not None:
         before = posterior
@@ -107,12 +120,14 @@ def calibrated(
         messages.append(_recalibration(before, posterior, x[first], y[first], asked.kind))
     if asked.level is not None:
         posterior = conformal(
-            posterior, (x[second], y[second]), asked.level, asked.guarantee, seed=seed
-        )
+            posterior, (x[second], y[second]), asked.level, asked.guarantee, seed=seed,
+            groups=None if groups is None else groups[second],
+        )  # fmt: skip
         what = "sets of classes" if posterior.base_likelihood.classifies else "intervals"
         messages.append(
             f"conformal on {'other ' if both else ''}{len(second)} rows: {what} that contain the "
-            f"target with probability {asked.level:g}, if new rows are like these"
+            f"target with probability {asked.level:g}, if new "
+            f"{'rows' if groups is None else 'groups'} are like these"
         )
     return posterior, messages
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from doxa.data.rows import number_of_rows
+from doxa.data import Data
 from doxa.driver.validation import Scored, ScoresBySplit, evenly, in_units, log_prob_of
 from doxa.driver.yardsticks import MOST_ROWS, Yardstick, why_untested, yardsticks
 from doxa.errors import MemoryBudgetError
@@ -55,10 +55,10 @@ def compare_with_yardsticks(posterior: Posterior, scores: ScoresBySplit, run: Ru
         x, y = in_units(data, rows[held_out:], split)
         with suppress(MemoryBudgetError):
             score = torch.cat([score, log_prob_of(posterior.predict(x), y).double().cpu()])
-    each = [_gains(found, score[:n], data.weight_of(rows[:n])) for n in {held_out, len(score)}]
+    each = [_gains(found, score[:n], rows[:n], data) for n in {held_out, len(score)}]
     enough = [gains for gains in each if gains.effective >= FEWEST]
     if not enough:  # the training rows took too much memory
-        record.diagnostics["yardsticks"] = {"tested": False, "why": _few(each[0].effective)}
+        record.diagnostics["yardsticks"] = {"tested": False, "why": _few(each[0].effective, data)}
         return
     gains = max(enough, key=lambda gains: gains.share)
     mean, best, error = gains.mean, gains.best, gains.error
@@ -94,12 +94,14 @@ class _Gains(NamedTuple):
         return self.mean[self.best] / max(GAIN, ERRORS * self.error)
 
 
-def _gains(found: list[Yardstick], score: Tensor, weight: Tensor | None) -> _Gains:
-    n = len(score)
-    each = {one.name: Scored(one.held_out[:n] - one.optimism - score, weight) for one in found}
+def _gains(found: list[Yardstick], score: Tensor, rows: Tensor, data: Data) -> _Gains:
+    n, weight, group = len(score), data.weight_of(rows), data.groups_of(rows)
+    each = {
+        one.name: Scored(one.held_out[:n] - one.optimism - score, weight, group) for one in found
+    }
     mean = {name: gain.mean for name, gain in each.items()}
     best = max(mean, key=lambda name: mean[name])
-    return _Gains(mean, best, each[best].new_error, n, number_of_rows(score, weight))
+    return _Gains(mean, best, each[best].new_error, n, data.effective_rows(rows))
 
 
 def _fitted(
@@ -109,9 +111,9 @@ def _fitted(
     data = run.rows
     weight = data.weight_of(rows)
     used = len(rows) if int(parts.max()) == 0 else held_out  # with or without training rows
-    count = number_of_rows(rows[:used], None if weight is None else weight[:used])
+    count = data.effective_rows(rows[:used])
     if count < FEWEST:
-        return [], _few(count)
+        return [], _few(count, data)
     if len(set(run.run_of)) > MOST_RUNS:
         return [], f"the fit has more than {MOST_RUNS} runs"
     likelihood = run.likelihoods[data.run_of(split)] if run.likelihoods else run.likelihood
@@ -124,16 +126,16 @@ def _fitted(
     return found, "no simple model could be fitted"
 
 
-def _few(count: float) -> str:
-    return f"{count:.0f} rows are too few: {FEWEST} are needed"
+def _few(count: float, data: Data) -> str:
+    what = "rows" if data.group is None else "groups of rows"
+    return f"{count:.0f} {what} are too few: {FEWEST} are needed"
 
 
 def _compared_rows(scores: ScoresBySplit, run: Run) -> tuple[Tensor, Tensor, Tensor]:
     """At most `MOST_ROWS` rows for yardsticks, first the held-out ones; the part of each; and the
     log density of the held-out ones."""
     data = run.rows
-    assert data.validation is not None
-    held = [data.validation[split].cpu() for split in scores]
+    held = [data.evaluated(split).cpu() for split in scores]
     rows = torch.cat([evenly(own, len(s)) for own, s in zip(held, scores.values(), strict=True)])
     sizes = torch.tensor([len(score) for score in scores.values()])
     part = torch.arange(len(sizes)).repeat_interleave(sizes)

@@ -52,13 +52,16 @@ counted twice (`ensemble/map.py` has the same for a noise level, in closed form)
 `Likelihood.calibrates_on_held_out` is True for a likelihood with such parameters, and
 `Likelihood.calibrate_held_out` estimates them; without clear evidence from the rows, nothing
 changes. The weights of the rows are scaled to add up to their effective number.
+
+**Groups.** If rows belong to groups, the held-out rows are whole groups, and a group counts as one
+row: standard errors are clustered by group, and numbers of rows are numbers of groups.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -67,13 +70,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from doxa import store
 from doxa.data import Data
-from doxa.data.rows import (
-    effective_rows,
-    number_of_rows,
-    per_effective_row,
-    standard_error,
-    weighted_mean,
-)
+from doxa.data.rows import number_of_rows, per_effective_row, standard_error, weighted_mean
 from doxa.driver.loop import Progress
 from doxa.errors import MemoryBudgetError
 from doxa.likelihoods import Likelihood
@@ -145,18 +142,28 @@ def evaluate_held_out(
     seen: dict[int, list[dict[str, Tensor]]] = {}  # of each split, for the members that hold it out
     weights: dict[int, Tensor | None] = {}
     splits = dict.fromkeys(split for _, split in posteriors_by_split)
-    sizes = {s: _effective(data, data.validation[s]) for s in splits}
+    groups: dict[int, Tensor] = {}
+    sizes = {s: data.effective_rows(data.validation[s]) for s in splits}
     together = sum(sizes.values())
     members = () if alone else [each for each, _ in posteriors_by_split]
     steps = list(choices.steps) or [0.0]
     if len(steps) != len(posteriors_by_split):  # members with the same rows: they are mixed
         steps = [sum(steps) / len(steps)] * len(posteriors_by_split)
-    for (each, split), step in zip(posteriors_by_split, steps, strict=True):
-        one = _evaluated(posterior, each, members, data, split, likelihood)
+    each_evaluated = [
+        _evaluated(posterior, each, members, data, split, likelihood)
+        for each, split in posteriors_by_split
+    ]
+    for (_, split), one in zip(posteriors_by_split, each_evaluated, strict=True):
+        group = data.groups_of(counted(data, data.evaluated(split), len(one.values["log_prob"])))
+        if group is not None:
+            groups[split] = group
+    optimistic = _optimistic(data, each_evaluated, [s for _, s in posteriors_by_split], groups)
+    for (_, split), one, step in zip(posteriors_by_split, each_evaluated, steps, strict=True):
         shared = pooled or one.mixed
         optimism = min(1 / (together if pooled else sizes[split]), 2 * step)
         optimism += choices.parameters / (together if shared else sizes[split])
         optimism += min(1 / together, 2 * choices.calibration)
+        optimism *= optimistic
         shift = {"log_prob": -optimism, "coverage": -_PER_NAT * optimism}
         scores = {
             name: values + (one.gained.get(name, 0.0) + shift.get(name, 0.0))
@@ -173,7 +180,7 @@ def evaluate_held_out(
     found = {
         name: Scored(
             torch.cat([torch.stack([own[name] for own in each]).mean(0) for each in seen.values()]),
-            _joined(weight, name == "twice_as_sure"),
+            *_joined(weight, list(groups.values()), name == "twice_as_sure"),
         )
         for name in next(iter(seen.values()))[0]
     }
@@ -187,18 +194,29 @@ def evaluate_held_out(
         errors["coverage_error"] = found["coverage"].with_two_rows.new_error
     by = "one part" if len(splits) == 1 else "cross-fitting" if alone else "members"
     record.diagnostics["held_out"] = {
-        "rows": rows, **means, **errors, "by": by, "corrected_for": choices.numbers,
+        "rows": rows, **means, **errors, "by": by,
+        "corrected_for": choices.numbers if optimistic else 0,
     }  # fmt: skip
+    if groups:
+        record.diagnostics["held_out"]["groups"] = len(torch.cat(list(groups.values())).unique())
     status = _status(found, rows)
+    if groups or data.evaluation is not None:
+        pooled, together = True, found["log_prob"].number
     if status == "ok" and pooled and together < FEWEST_EVALUATED:
-        status = Status("not-evaluated", not_evaluated(rows))
+        status = Status("not-evaluated", not_evaluated(rows, together if groups else None))
     record.status = record.status.or_before(status)
     sizes_scored = [len(each[0]["log_prob"]) for each in seen.values()]
     return dict(zip(seen, found["log_prob"].values.split(sizes_scored), strict=True))
 
 
-def not_evaluated(rows: int) -> str:
-    """The reason for the status of a fit whose held-out rows are too few, or which has none."""
+def not_evaluated(rows: int, groups: float | None = None) -> str:
+    """The reason for the status of a fit whose held-out rows are too few, or which has none.
+    `groups`: the effective number of groups of these rows."""
+    if groups is not None:
+        return (
+            f"{rows} held-out rows of {groups:.3g} groups are not enough to evaluate this fit for "
+            f"new groups: {FEWEST_EVALUATED} held-out groups are needed"
+        )
     few = f"{rows} held-out rows are not enough" if rows else "no rows were held out"
     return (
         f"{few} to evaluate this fit: use a method that needs no held-out rows (gp, linear), or "
@@ -206,11 +224,43 @@ def not_evaluated(rows: int) -> str:
     )
 
 
+def _optimistic(
+    data: Data, each: Sequence[Evaluated], splits: Sequence[int], groups: Mapping[int, Tensor]
+) -> float:
+    """The factor of the correction for choices: 0 if the rows that evaluate have chosen nothing, 1
+    without groups. With groups, m is the number of independent rows whose mean score has the same
+    standard error (Takeuchi, 1976), and not the number of groups."""
+    if data.evaluation is not None:
+        return 0.0
+    if not groups:
+        return 1.0
+    first = dict(zip(splits, each, strict=True))
+    weight = [one.weight for one in first.values() if one.weight is not None]
+    values = torch.cat([one.values["log_prob"] for one in first.values()])
+    scored = Scored(values, *_joined(weight, [groups[split] for split in first], False))
+    return scored.number / scored.independent
+
+
 class Scored(NamedTuple):
-    """One number per row, [N], and the weights of the rows, if there are any."""
+    """One number per row, [N], and the weights and groups of the rows, if there are any."""
 
     values: Tensor
     weight: Tensor | None
+    group: Tensor | None = None
+
+    @property
+    def number(self) -> float:
+        """The effective number of rows."""
+        return number_of_rows(self.values, self.weight, self.group)
+
+    @property
+    def independent(self) -> float:
+        """The number of independent rows whose mean has the same standard error: at least the
+        number of groups, and at most that of rows."""
+        rows, clustered = number_of_rows(self.values, self.weight), 0.5 * self.error
+        alone = standard_error(self.values, self.weight)
+        found = rows * (alone / clustered) ** 2 if clustered > 0 else rows
+        return min(rows, max(self.number, found))
 
     @property
     def mean(self) -> float:
@@ -219,12 +269,12 @@ class Scored(NamedTuple):
     @property
     def error(self) -> float:
         """Two standard errors of the mean."""
-        return 2 * standard_error(self.values, self.weight)
+        return 2 * standard_error(self.values, self.weight, group=self.group)
 
     @property
     def new_error(self) -> float:
         """The standard error of the mean, from an unbiased variance; 0 for a single row."""
-        error = standard_error(self.values, self.weight, 1)
+        error = standard_error(self.values, self.weight, 1, self.group)
         return error if math.isfinite(error) else 0.0
 
     @property
@@ -232,10 +282,13 @@ class Scored(NamedTuple):
         """With two additional rows, 0 and 1, which have the weight of one effective row each: rows
         that are all inside are no evidence for certainty (Agresti & Coull, 1998)."""
         values = torch.cat([self.values, self.values.new_tensor([0.0, 1.0])])
-        if self.weight is None:
+        if self.weight is None and self.group is None:
             return Scored(values, None)
-        one = self.weight.sum() / effective_rows(self.weight)
-        return Scored(values, torch.cat([self.weight, one.expand(2)]))
+        weight = torch.ones_like(self.values) if self.weight is None else self.weight
+        one, group = weight.sum() / self.number, self.group
+        if group is not None:
+            group = torch.cat([group, torch.tensor([-1, -2])])
+        return Scored(values, torch.cat([weight, one.expand(2)]), group)
 
 
 class Evaluated(NamedTuple):
@@ -266,7 +319,7 @@ def _evaluated(
     """Scores of the held-out rows of a split, from `own`, which was not trained on them. `members`
     are those of `posterior`, each alone; if there are none or one, `own` is scored as it is."""
     assert data.validation is not None
-    rows = data.validation[split]
+    rows = data.evaluated(split)
     if len(members) > 1:
         x, y, weight = _some(data, rows, split)
         form = moved(posterior, own, x) if isinstance(y, Tensor) else None
@@ -301,7 +354,7 @@ def _gained_by_mean(
             ours = _scores(whole, some, likelihood, weight, bounds)
             theirs = _scores(p, some, likelihood, weight, own_bounds)
             for name, values in ours.items():
-                rows = None if weight is None else _joined([weight], name == "twice_as_sure")
+                rows = None if weight is None else _joined([weight], [], name == "twice_as_sure")[0]
                 more = float(weighted_mean(values - theirs[name], rows))
                 gained[name] = gained.get(name, 0.0) + more / len(draws)
     return gained
@@ -332,18 +385,22 @@ def _scores(
     return found
 
 
-def _effective(data: Data, rows: Tensor) -> float:
-    return number_of_rows(rows, data.weight_of(rows))
-
-
-def _joined(weights: list[Tensor], one_more: bool) -> Tensor | None:
-    """The weights of the rows of all splits. `one_more`: with one additional row per split, which
-    has the weight of one effective row."""
-    if not weights:
-        return None
-    if one_more:
-        each = [torch.cat([w, w.sum().reshape(1) / effective_rows(w)]) for w in weights]
-    return torch.cat(each if one_more else weights)
+def _joined(
+    weights: list[Tensor], groups: list[Tensor], one_more: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """The weights and the groups of the rows of all splits. `one_more`: with one additional row per
+    split, which has the weight of one effective row and is a group of its own."""
+    if one_more and groups:
+        weights = weights or [torch.ones(len(g), dtype=torch.float64) for g in groups]
+    if one_more and weights:
+        counts = [
+            number_of_rows(w, w, groups[k] if groups else None) for k, w in enumerate(weights)
+        ]
+        weights = [
+            torch.cat([w, w.sum().reshape(1) / m]) for w, m in zip(weights, counts, strict=True)
+        ]
+        groups = [torch.cat([g, torch.tensor([-1 - k])]) for k, g in enumerate(groups)]
+    return (torch.cat(weights) if weights else None), (torch.cat(groups) if groups else None)
 
 
 def check_prior_collapse(posterior: Posterior, run: Run) -> None:
@@ -552,7 +609,7 @@ def calibrate_on_held_out(
     ):
         return 0.0
     rows = _rows(None if alone else posterior, posteriors_by_split, run)
-    if rows is None or effective_rows(rows[3]) < FEWEST:
+    if rows is None or float(rows[3].sum()) < FEWEST:
         return 0.0
     stops = 1 if run.pooled_rows else len(posteriors_by_split)  # steps that the rows have chosen
     found = before.calibrate_held_out(*rows, stopped=stops * stopped)
@@ -602,6 +659,7 @@ def _rows(
     data, most = run.rows, _MOST_NUMBERS // len(posteriors_by_split)
     assert data.validation is not None
     parts: list[CalibrationRows] = []
+    groups: list[Tensor] = []
     for alone, split in posteriors_by_split:
         rows = counted(data, data.validation[split], most // _FUNCTIONS)
         form = moved(posterior or alone, alone, in_units(data, rows, split)[0])
@@ -612,9 +670,11 @@ def _rows(
         theta = {k: v[some.to(v.device)] for k, v in form.theta.items()}
         y = data.take(rows, torch.tensor(data.run_of(split)))[1]
         one = torch.ones(len(rows), dtype=torch.float64, device=f.device)
-        weight = data.weight_of(rows)
+        weight, group = data.weight_of(rows), data.groups_of(rows)
+        if group is not None:
+            groups.append(group)
         parts.append((f, y, theta, one if weight is None else weight.to(one)))
     fs, ys, thetas, weights = zip(*parts, strict=True)
-    weight = per_effective_row(torch.cat(weights))
+    weight = per_effective_row(torch.cat(weights), torch.cat(groups) if groups else None)
     weight = torch.ones_like(torch.cat(weights)) if weight is None else weight
     return torch.cat(fs, 1), torch.cat(ys), thetas[0], weight

@@ -119,6 +119,8 @@ class HeldOut(TypedDict, total=False):
     by: str  # "members" (each scored on its own part), "cross-fitting" or "one part" for all
     corrected_for: int  # how many numbers the same rows have chosen: step, noise, calibration
     cross_fit_parts: int  # the number of networks that gave the scores, if the fit was cross-fitted
+    groups: int  # the number of groups of these rows, if rows belong to groups
+    later_rows: bool  # whether these rows are later than those that the scored networks have seen
 
 
 class Compared(TypedDict, total=False):

@@ -52,7 +52,7 @@ def calibrate(
 ) -> None:
     """Recalibrate a saved run on rows that the fit has not seen, and save it as another run."""
     from doxa import store
-    from doxa.app import calibration, fitting, saved_runs, schema
+    from doxa.app import calibration, fitting, held_out, saved_runs, schema
     from doxa.app.reading import Dialect
 
     log_to_terminal(verbose)
@@ -65,13 +65,16 @@ def calibrate(
     dialect = Dialect.asked(sep, decimal, encoding)
     posterior, columns = fitting.load_run(run, net)
     asked = asked.of(columns.likelihood)
+    asked.check_time(columns.time)
     frame, read = schema.read_labelled(data, columns, dialect)
     digest = saved_runs.check_unseen(posterior, run, data)
     asked.check_rows(len(frame), "give a file with more rows")
     x, notes = columns.features(frame)
     for note in (*read, *notes):
         err.print(f"note: {escape(note)}", highlight=False, soft_wrap=True)
-    posterior, messages = calibration.calibrated(posterior, x, columns.targets(frame), asked, seed)
+    groups = None if asked.level is None else held_out.Together.of(frame, columns).groups
+    y = columns.targets(frame)
+    posterior, messages = calibration.calibrated(posterior, x, y, asked, seed, groups)
     for line in messages:
         out.print(line, highlight=False, soft_wrap=True)
     saved_runs.record_calibration(posterior, asked, data.name, digest, len(frame), seed)

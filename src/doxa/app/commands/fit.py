@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from time import perf_counter
 from typing import Annotated, Any
 
 import typer
@@ -44,6 +44,7 @@ from doxa.app.options import (
     Drop,
     Encoding,
     Epochs,
+    Group,
     Hidden,
     Index,
     Likelihood,
@@ -60,6 +61,8 @@ from doxa.app.options import (
     TaskColumn,
     TestFile,
     TestShare,
+    Time,
+    TimeInput,
     Validation,
     Verbose,
 )
@@ -184,6 +187,9 @@ def fit(
     index: Index = None,
     drop: Drop = None,
     task: TaskColumn = None,
+    group: Group = None,
+    time: Time = None,
+    time_input: TimeInput = False,
     categorical: Categorical = None,
     numeric: Numeric = None,
     missing: Missing = "error",
@@ -246,9 +252,13 @@ def fit(
     predictions.check_task_column(method, task, target, any(share is not None for share in shares))
     dropped = predictions.dropped_tasks(drop, task)
     table = table_of(
-        target, likelihood, index, dropped, categorical, numeric, missing, sep, decimal, encoding
-    )
+        target, likelihood, index, dropped, categorical, numeric, missing, sep, decimal, encoding,
+        group, time, time_input,
+    )  # fmt: skip
+    if task is not None and not (group is None and time is None):
+        raise MethodError("--group and --time do not apply to methods that learn from tasks")
     asked = Calibration(calibrate, conformal, conformal_kind)
+    asked.check_time(time)
     held_out.check_shares(test, split, asked, calibration_share)
     fitting.prepare_out(out_folder, overwrite)
     saved_runs.check_place(out_folder)
@@ -260,14 +270,16 @@ def fit(
     asked = asked.of(columns.likelihood)
     labels = None if columns.classes is None else columns.targets(frame)
     share = (held_out.SHARE if calibration_share is None else calibration_share) if asked else 0.0
-    parts = held_out.divide(len(frame), split or 0.0, share, seed, labels)
+    together = held_out.Together.of(frame, columns)
+    parts = held_out.divide(len(frame), split or 0.0, share, seed, labels, together)
     asked.check_rows(len(parts.calibration), "hold out more with --calibration-share")
     columns = held_out.schema_of(frame, columns, parts, table)
     tested = None if test is None else held_out.read_test(test, data, columns, table.dialect)
     say_schema(columns, len(frame))
     for message in (
+        together.words(columns),
         parts.words,
-        fitting.say_held_out(plan, chosen, len(parts.train)),
+        fitting.say_held_out(plan, chosen, len(parts.train), together),
         fitting.say_cost(plan, chosen, columns, len(parts.train)),
     ):
         if message:
@@ -279,6 +291,13 @@ def fit(
         out.print(f"{len(set(tasks))} tasks, by {escape(repr(task))}", highlight=False)
     for note in notes if not parts.whole else ():
         out.print(escape(note), highlight=False, soft_wrap=True)
+    leaks: list[dict[str, Any]] = []
+    if tasks is None:
+        rows = parts.train
+        leaks = held_out.leaking_columns(frame.iloc[rows], columns, x[rows], y[rows], seed)
+    for leak in leaks:
+        message = f"[bold yellow]warning:[/] {escape(held_out.leak_words(leak))}"
+        out.print(message, highlight=False, soft_wrap=True)
     remembered = {"split": split, "calibrate": calibrate,
                   "test": None if test is None else test.name,
                   "conformal": conformal, "conformal_kind": conformal_kind,
@@ -286,17 +305,19 @@ def fit(
     origin = fitting.provenance(data, len(frame), plan, table.facts() | remembered)
     facts = fit_facts(target, method, settings or (), origin)
     out.print(resume_message(claim_checkpoint(checkpoint, facts, overwrite), resume), end="")
-    start = time.perf_counter()
+    start = perf_counter()
     with remove_if_unstarted(checkpoint):
         posterior = fitting.fit_arrays(
             columns, x[parts.train], y[parts.train], method, settings or (), plan, checkpoint,
-            checkpoint_every, tasks,
+            checkpoint_every, tasks, together.some(parts.train),
         )  # fmt: skip
     posterior.metadata.update(origin | predictions.remembered_tasks(task))
     digest = origin["source"]["sha256"]
     posterior.metadata.update(parts.remembered(digest))
+    if leaks:
+        posterior.metadata["leakage"] = leaks
     status = posterior.status
-    out.print(f"{method}: {status_of(posterior)}, {time.perf_counter() - start:.1f} s")
+    out.print(f"{method}: {status_of(posterior)}, {perf_counter() - start:.1f} s")
     if stages := fitting.stages_message(posterior):
         out.print(stages, highlight=False, soft_wrap=True)
     if found := posterior.diagnostics.get("held_out"):
@@ -305,7 +326,8 @@ def fit(
         out.print(f"likelihood: {left['likelihood']}, chosen by {left['rows']:,} held-out rows")
     if asked:
         rows = parts.calibration
-        posterior, messages = calibrated(posterior, x[rows], y[rows], asked, seed)
+        groups = together.some(rows).groups
+        posterior, messages = calibrated(posterior, x[rows], y[rows], asked, seed, groups)
         for line in messages:
             out.print(line, highlight=False, soft_wrap=True)
         saved_runs.record_calibration(posterior, asked, data.name, digest, len(rows), seed)

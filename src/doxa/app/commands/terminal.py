@@ -56,6 +56,9 @@ def table_of(
     sep: str | None,
     decimal: str | None,
     encoding: str | None,
+    group: str | None = None,
+    time: str | None = None,
+    time_input: bool = False,
 ) -> Any:
     """The options that describe a table, checked."""
     from doxa.app.reading import Dialect
@@ -63,7 +66,8 @@ def table_of(
 
     return TableSpec(
         target, likelihood, index, tuple(drop or ()), tuple(categorical or ()),
-        tuple(numeric or ()), missing, Dialect.asked(sep, decimal, encoding),
+        tuple(numeric or ()), missing, Dialect.asked(sep, decimal, encoding), group, time,
+        time_input,
     )  # fmt: skip
 
 

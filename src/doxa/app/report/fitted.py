@@ -36,7 +36,18 @@ RANDOM = {
 
 def fitted_section(subject: Subject) -> Content:
     shown = [part(subject) for part in (_method, _model, _data, _run)]
-    return [html.cards(*shown), _columns(subject)]
+    return [html.cards(*shown), *_leaks(subject), _columns(subject)]
+
+
+def _leaks(subject: Subject) -> list[Content]:
+    """The columns by which rows belong together, as `doxa fit` found."""
+    found = subject.posterior.metadata.get("leakage", ())
+    if not found:
+        return []
+    from doxa.app.held_out import leak_words  # imported here: most runs have no such column
+
+    lines = [f"{leak_words(leak)}." for leak in found]
+    return [html.paragraph(subject.names.show(line[0].upper() + line[1:], 600)) for line in lines]
 
 
 def _method(subject: Subject) -> Content:
@@ -373,6 +384,9 @@ def command(subject: Subject) -> str | None:
     for option in ("drop", "categorical", "numeric"):
         for name in asked.get(option, ()):
             args += [f"--{option}", name]
+    for option in ("group", "time"):
+        args += [f"--{option}", asked[option]] if asked.get(option) else []
+    args += ["--time-input"] if asked.get("time_input") else []
     args += ["--missing", schema.missing] if schema.missing != "error" else []
     for option in ("sep", "decimal", "encoding"):
         args += [f"--{option}", asked[option]] if asked.get(option) else []
@@ -411,6 +425,8 @@ def snippet(subject: Subject) -> str:
     if not plan.get("validation"):  # on the command line 0 means none
         plan.pop("validation", None)
     options += [f"{name}={value!r}" for name, value in plan.items()]
+    if schema is not None and _together(schema):
+        options.append("**together.options()")
     if "members" not in asked and posterior.members > 1 and posterior.kind != "mixture":
         options.append(f"members={posterior.members}")
     lines += [
@@ -437,6 +453,8 @@ def _reading(subject: Subject, asked: dict[str, Any]) -> list[str]:
     options = [] if schema.assumed else [f"likelihood={schema.likelihood!r}"]
     lists = ("drop", "categorical", "numeric")
     options += [f"{o}={tuple(asked[o])!r}" for o in lists if asked.get(o)]
+    ones = ("group", "time", "time_input")
+    options += [f"{o}={asked[o]!r}" for o in ones if asked.get(o)]
     options += [f"index={schema.index!r}"] if schema.index else []
     options += [f"missing={schema.missing!r}"] if schema.missing != "error" else []
     given = {o: asked[o] for o in ("sep", "decimal", "encoding") if asked.get(o)}
@@ -448,7 +466,18 @@ def _reading(subject: Subject, asked: dict[str, Any]) -> list[str]:
         f"asked = schema.TableSpec({', '.join([repr(schema.target), *options])})",
         f"frame, columns = schema.read_dataset(Path({file!r}), asked)",
         "x, y = columns.features(frame)[0], columns.targets(frame)",
+        *_together(schema),
     ]  # fmt: skip
+
+
+def _together(schema: Any) -> list[str]:
+    """Python that reads the groups and times of the rows."""
+    if schema.group is None and schema.time is None:
+        return []
+    return [
+        "from doxa.app.held_out import Together",
+        "together = Together.of(frame, columns)  # the groups and times of the rows",
+    ]
 
 
 def _net(posterior: Any) -> str:

@@ -8,13 +8,14 @@ the recalibration, conformal scores would be too small.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from doxa.app.columns import CLASSIFIERS
 from doxa.app.reading import Array
+from doxa.driver.validation import evaluate_rows
 from doxa.errors import DataError, MethodError, did_you_mean
 from doxa.evaluate import conformal, coverage, recalibrate
 from doxa.evaluate.conformal import CLASSES as SETS
@@ -96,7 +97,26 @@ class Calibration:
 def calibrated(
     posterior: Any, x: Array, y: Array, asked: Calibration, seed: int
 ) -> tuple[Any, list[str]]:
-    """The recalibrated, then conformal posterior, and messages for the user."""
+    """The recalibrated, then conformal posterior, and messages for the user.
+
+    If the posterior was over- or underconfident, or worse than a constant, its status is evaluated
+    again: with a correction that is made from one half of the rows, on the other half."""
+    before = posterior.status
+    corrected, messages = _corrected(posterior, x, y, asked, seed)
+    wrong = ("worse-than-constant", "overconfident", "underconfident")
+    if before in wrong and len(x) >= 2 * asked.rows_needed:
+        half, other = np.array_split(np.random.default_rng([seed, 11]).permutation(len(x)), 2)
+        trial, _ = _corrected(posterior, x[half], y[half], asked, seed)
+        name = "calibration rows that are held out"
+        status = evaluate_rows(trial, x[other], y[other], name)
+        corrected.record = replace(corrected.record, status=status)
+        messages.append(f"status: {before} before the correction, {status} after it")
+    return corrected, messages
+
+
+def _corrected(
+    posterior: Any, x: Array, y: Array, asked: Calibration, seed: int
+) -> tuple[Any, list[str]]:
     order = np.random.default_rng([seed, 7]).permutation(len(x))
     both = asked.kind is not None and asked.level is not None
     first, second = np.array_split(order, 2) if both else (order, order)

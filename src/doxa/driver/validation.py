@@ -10,6 +10,9 @@ If each member holds out its own part of the rows, only that member is evaluated
 because the others were trained on it. If the likelihood was calibrated on held-out rows, the same
 mixture as in calibration is evaluated (below).
 
+`evaluate_rows` does the same for a finished posterior and new rows: the rows of `doxa fit --test`,
+of a report and of the diagnostics. So there is one set of thresholds, and one status.
+
 **Calibration** (`calibrate_on_held_out`). Held-out rows estimate parameters of the likelihood, such
 as the temperature of a categorical or the shape of the noise. Training rows cannot be used, because
 networks predict them too well. If all members hold out the same rows, the posterior is used as it
@@ -29,6 +32,7 @@ changes. The weights of the rows are scaled to add up to their effective number.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -36,7 +40,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
 from doxa import store
-from doxa.data import Data
+from doxa.data import Data, as_tensors, rows_of
 from doxa.data.rows import effective_rows, per_effective_row, standard_error, weighted_mean
 from doxa.driver.loop import Progress
 from doxa.errors import MemoryBudgetError
@@ -82,25 +86,14 @@ def evaluate_held_out(
         if found_by_mixture and each is not posterior:
             mixed = _mixed(posterior, each, data, data.validation[split], split)
             p, y, weight = mixed or (p, y, weight)
-        score = _log_prob(p, y)
-        seen.setdefault("log_prob", []).append(score)
         if weight is not None:
             weights.append(weight)
+        constant = None
         if isinstance(y, Tensor):
             _, fitted, counts = _some(data, data.rows[split], split)
             constant = likelihood.constant(fitted, y, per_effective_row(counts))
-            if constant is not None:
-                seen.setdefault("gain", []).append(score.double() - constant)
-            if likelihood.scales_targets:
-                low, high = p.interval(LEVEL)
-                inside = (y.reshape(low.shape) >= low) & (y.reshape(low.shape) <= high)
-                seen.setdefault("coverage", []).append(
-                    inside.double().reshape(len(inside), -1).mean(1)
-                )
-            elif likelihood.classifies:
-                sure, twice = _confidence(p, y, likelihood, weight)
-                seen.setdefault("too_sure", []).append(sure)
-                seen.setdefault("twice_as_sure", []).append(twice)
+        for name, values in row_scores(p, y, likelihood, constant, weight).items():
+            seen.setdefault(name, []).append(values)
     found = {
         name: Scored(torch.cat(values).double(), _joined(weights, name == "twice_as_sure"))
         for name, values in seen.items()
@@ -118,6 +111,99 @@ def evaluate_held_out(
         status = Status("not-evaluated", not_evaluated(rows))
     if record.status == "ok" and status != "ok":  # a status set by the method is kept
         record.status = status
+
+
+def row_scores(
+    p: Any, y: Any, likelihood: Likelihood, constant: Tensor | None = None,
+    weight: Tensor | None = None,
+) -> dict[str, Tensor]:  # fmt: skip
+    """The scores of each row, [N]. `log_prob`: log density of y; `gain`: the same, less that of a
+    constant prediction; `coverage`: whether y is in its interval, or in the set of a conformal
+    classifier; `too_sure` and `twice_as_sure`, which is [N + 1]: see `_confidence`."""
+    scores = {"log_prob": _log_prob(p, y)}
+    if not isinstance(y, Tensor):
+        return scores
+    if constant is not None:
+        scores["gain"] = scores["log_prob"].double() - constant
+    level = p.guaranteed_level
+    if likelihood.scales_targets or (level is not None and not likelihood.classifies):
+        low, high = p.interval(LEVEL if level is None else level)
+        inside = (y.reshape(low.shape) >= low) & (y.reshape(low.shape) <= high)
+        scores["coverage"] = inside.double().reshape(len(inside), -1).mean(1)
+    elif likelihood.classifies:
+        scores["too_sure"], scores["twice_as_sure"] = _confidence(p, y, likelihood, weight)
+        if level is not None and likelihood.ignore_index is None:
+            held = p.prediction_set(level).movedim(1, -1)  # [N, ..., C]
+            inside = held.gather(-1, y.long().reshape(*held.shape[:-1], 1))
+            scores["coverage"] = inside.double().reshape(len(y), -1).mean(1)
+    return scores
+
+
+def evaluate_rows(
+    posterior: Posterior, x: Any, y: Any, name: str = "test rows", seen: Any = None
+) -> Status:
+    """Evaluate a posterior on rows that the fit has not used, and return its status after that.
+
+    The thresholds are those of held-out rows. The status of the posterior changes if it was "ok" or
+    "not-evaluated". If the posterior is recalibrated, these rows also decide if it is still over-
+    or underconfident, or worse than a constant. Any other status is kept, and with fewer than 12
+    rows every status is kept.
+
+    Parameters
+    ----------
+    posterior : Posterior
+        Its status may be changed.
+    x, y : array or Tensor
+        The rows, in the units of the fit. At most 4,096 of them, evenly spaced, are used.
+    name : str, default "test rows"
+        What the message about the status calls the rows.
+    seen : array or Tensor, optional
+        Targets of the training rows, for the constant prediction. Without them, the mean and scale
+        of standardised targets are used; if there are none, the gain is not evaluated.
+
+    Returns
+    -------
+    Status
+        The status of the posterior.
+    """
+    x, p, y = _predicted_evenly(posterior, posterior.read(x), y)
+    likelihood, constant = posterior.base_likelihood, None
+    if isinstance(y, Tensor):
+        y = p.targets(y)
+        scales = posterior.scales
+        if seen is None and scales.y_loc is not None:
+            seen = torch.stack([scales.y_loc - scales.y_scale, scales.y_loc + scales.y_scale])
+        if seen is not None:
+            constant = likelihood.constant(as_tensors(seen, "y").to(y), y)
+    found = {
+        key: Scored(values.double(), None)
+        for key, values in row_scores(p, y, likelihood, constant).items()
+    }
+    rows, record = len(found["log_prob"].values), posterior.record
+    if rows < FEWEST_EVALUATED:
+        return record.status
+    status = _status(found, rows, name, p.guaranteed_level or LEVEL)
+    changes = ["ok", "not-evaluated"]
+    if posterior.transform is not None:
+        changes += ["worse-than-constant", "overconfident", "underconfident"]
+        posterior.record = record = replace(record)  # the base has the same one
+    if record.status in changes:
+        record.status = status
+    return record.status
+
+
+def _predicted_evenly(posterior: Posterior, x: Any, y: Any) -> tuple[Any, Any, Any]:
+    """At most `_ROWS` rows, evenly spaced: x, predictions and y. If memory is short, fewer."""
+    y, count, most = tree_map(torch.as_tensor, y), rows_of(x, "x"), _ROWS
+    while True:
+        index = torch.linspace(0, count - 1, min(count, most)).round().long()
+        some, targets = (tree_map(lambda t: t[index.to(t.device)], each) for each in (x, y))  # noqa: B023
+        try:
+            return some, posterior.predict(some), targets
+        except MemoryBudgetError:
+            if most == 1:
+                raise
+            most = max(1, min(most, count) // 4)
 
 
 def not_evaluated(rows: int) -> str:
@@ -314,28 +400,31 @@ def _confidence(
     return each(likeliest - right), gained
 
 
-def _status(found: dict[str, Scored], rows: int) -> Status:
+def _status(
+    found: dict[str, Scored], rows: int, name: str = "held-out rows", level: float = LEVEL
+) -> Status:
     """The status by the thresholds above and two standard errors."""
     error = {name: scored.error for name, scored in found.items()}
     mean = {name: scored.mean for name, scored in found.items()}
     if "gain" in mean and not mean["gain"] > -max(LOSS, error["gain"]):
         reason = (
-            f"the {rows} held-out rows are predicted {-mean['gain']:.2g} nats per row worse than "
+            f"the {rows} {name} are predicted {-mean['gain']:.2g} nats per row worse than "
             "by a constant: scale inputs and targets (standardize=True), train longer, or use "
             "another learning rate"
         )
         return Status("worse-than-constant", reason)
-    if mean.get("coverage", LEVEL) < LEVEL - max(ALLOWED, error.get("coverage", 0.0)):
-        what = f"{LEVEL:.0%} intervals contain {mean['coverage']:.0%} of the {rows} held-out rows"
+    regions = "sets of classes" if "too_sure" in mean else "intervals"
+    if mean.get("coverage", level) < level - max(ALLOWED, error.get("coverage", 0.0)):
+        what = f"{level:.0%} {regions} contain {mean['coverage']:.0%} of the {rows} {name}"
     elif mean.get("too_sure", 0.0) > max(ALLOWED, error.get("too_sure", 0.0)):
         what = (
-            f"on the {rows} held-out rows the accuracy of the most likely class is "
+            f"on the {rows} {name} the accuracy of the most likely class is "
             f"{mean['too_sure']:.0%} below its mean probability"
         )
     elif mean.get("twice_as_sure", 0.0) > max(GAINED, error.get("twice_as_sure", 0.0)):
         return Status(
             "underconfident",
-            f"the {rows} held-out rows would be predicted {mean['twice_as_sure']:.2g} nats per row "
+            f"the {rows} {name} would be predicted {mean['twice_as_sure']:.2g} nats per row "
             "better with logits twice as large: the fit is underconfident; train longer, "
             "recalibrate it (doxa.evaluate.recalibrate), or use a prior with larger logits",
         )

@@ -20,7 +20,7 @@ import typer
 from rich.markup import escape
 
 from doxa.app.commands.terminal import (
-    err,
+    exit_by_status,
     log_to_terminal,
     out,
     plan_of,
@@ -31,6 +31,7 @@ from doxa.app.commands.terminal import (
 )
 from doxa.app.fitting import ASKED, forget_checkpoint
 from doxa.app.options import (
+    AllowStatus,
     BatchSize,
     Calibrate,
     CalibrationShare,
@@ -166,9 +167,6 @@ def _shown(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-DIVERGED = 3  # the exit code of a fit that is saved and cannot be used
-
-
 def fit(
     context: typer.Context,
     data: DataFile,
@@ -224,6 +222,7 @@ def fit(
             "interrupted fit. With --resume, a message is printed if there is nothing to resume.",
         ),
     ] = False,
+    allow_status: AllowStatus = False,
     verbose: Verbose = False,
 ) -> None:
     """Fit a network to a table and save the posterior.
@@ -231,12 +230,13 @@ def fit(
     If the fit is interrupted, run the same command again: it continues from the last checkpoint.
     A finished run is replaced only with --overwrite.
 
-    Exit codes: 0 saved (the printed status reports problems of the fit); 2 an error;
-    3 saved, but the fit diverged; 130 interrupted.
+    Exit codes: 0 saved, and the status is ok; 2 an error; 3 saved, but the fit diverged;
+    4 saved, but the status is not ok (--allow-status: 0); 130 interrupted.
     """
     from doxa import store
     from doxa.app import fitting, held_out, predictions, saved_runs, schema
     from doxa.app.calibration import Calibration, calibrated
+    from doxa.driver.validation import evaluate_rows
 
     log_to_terminal(verbose)
     chosen = fitting.make_method(method, settings or ())  # mistyped: before any reading
@@ -294,8 +294,7 @@ def fit(
     posterior.metadata.update(origin | predictions.remembered_tasks(task))
     digest = origin["source"]["sha256"]
     posterior.metadata.update(parts.remembered(digest))
-    status = posterior.status
-    out.print(f"{method}: {status_of(posterior)}, {time.perf_counter() - start:.1f} s")
+    seconds = time.perf_counter() - start
     if stages := fitting.stages_message(posterior):
         out.print(stages, highlight=False, soft_wrap=True)
     if left := posterior.diagnostics.get("held_out_calibration"):
@@ -312,6 +311,9 @@ def fit(
         scores = held_out.score(posterior, columns, tested, y[parts.train])
         posterior.metadata["held_out_scores"] = scores
         out.print(score_table(scores))
+        name = f"rows of --test {tested.file}" if split is None else "rows of --split"
+        evaluate_rows(posterior, tested.x, tested.y, name, y[parts.train])
+    out.print(f"{method}: {status_of(posterior)}, {seconds:.1f} s", highlight=False, soft_wrap=True)
     posterior.save(str(out_folder))
     fitting.forget_checkpoint(checkpoint)
     with_context = "" if task is None else " --context KNOWN.csv"
@@ -320,6 +322,4 @@ def fit(
         f"NEW.csv{with_context}",
         soft_wrap=True,
     )
-    if status == "diverged":
-        err.print("the fit diverged: do not use its predictions", highlight=False)
-        raise typer.Exit(DIVERGED)
+    exit_by_status(posterior, allow_status)

@@ -32,7 +32,6 @@ changes. The weights of the rows are scaled to add up to their effective number.
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -41,6 +40,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from doxa import store
 from doxa.data import Data, as_tensors, rows_of
+from doxa.data.fitted_rows import reference_of
 from doxa.data.rows import effective_rows, per_effective_row, standard_error, weighted_mean
 from doxa.driver.loop import Progress
 from doxa.errors import MemoryBudgetError
@@ -48,6 +48,7 @@ from doxa.likelihoods import Likelihood
 from doxa.likelihoods.base import CalibratedLikelihood
 from doxa.method import Method, Run, slice_state
 from doxa.posterior import HeldOutCalibration, Posterior, Status
+from doxa.posterior.certificate import Certificate, input_scores
 from doxa.posterior.weights import WeightPosterior
 from doxa.predictive import Predictive
 from doxa.predictive.classes import drawn
@@ -106,11 +107,19 @@ def evaluate_held_out(
     record.validation = found["log_prob"].mean
     rows = len(found["log_prob"].values)
     record.diagnostics["held_out"] = {"rows": rows} | {k: v.mean for k, v in found.items()}
+    several = len(posteriors_by_split) > 1
+    by = "cross-fitted parts" if alone else "held-out parts of each member" if several else ""
+    record.certificate = _certificate(by or "held-out rows", found)
     status = _status(found, rows)
     if status == "ok" and pooled is not None and pooled < FEWEST_EVALUATED:
         status = Status("not-evaluated", not_evaluated(rows))
     if record.status == "ok" and status != "ok":  # a status set by the method is kept
         record.status = status
+
+
+def _certificate(by: str, found: dict[str, Scored], level: float = LEVEL) -> Certificate:
+    scores = {name: scored.values for name, scored in found.items()}
+    return Certificate.of(by, scores, found["log_prob"].weight, level)
 
 
 def row_scores(
@@ -144,7 +153,8 @@ def evaluate_rows(
 ) -> Status:
     """Evaluate a posterior on rows that the fit has not used, and return its status after that.
 
-    The thresholds are those of held-out rows. The status of the posterior changes if it was "ok" or
+    The certificate of the posterior is then that of these rows. The thresholds are those of
+    held-out rows. The status of the posterior changes if it was "ok" or
     "not-evaluated". If the posterior is recalibrated, these rows also decide if it is still over-
     or underconfident, or worse than a constant. Any other status is kept, and with fewer than 12
     rows every status is kept.
@@ -182,13 +192,15 @@ def evaluate_rows(
     rows, record = len(found["log_prob"].values), posterior.record
     if rows < FEWEST_EVALUATED:
         return record.status
-    status = _status(found, rows, name, p.guaranteed_level or LEVEL)
+    level = p.guaranteed_level or LEVEL
+    status = _status(found, rows, name, level)
     changes = ["ok", "not-evaluated"]
     if posterior.transform is not None:
         changes += ["worse-than-constant", "overconfident", "underconfident"]
-        posterior.record = record = replace(record)  # the base has the same one
     if record.status in changes:
         record.status = status
+    record.certificate = _certificate(name, found, level)
+    posterior.reference = reference_of(input_scores(posterior, x, p))
     return record.status
 
 

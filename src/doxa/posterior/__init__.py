@@ -11,6 +11,7 @@ from doxa.posterior.base import (
     Stopping,
     register_posterior,
 )
+from doxa.posterior.certificate import Certificate, Estimate
 from doxa.posterior.implicit import ImplicitPosterior
 from doxa.posterior.mixture import MixturePosterior, TransformedPosterior
 from doxa.posterior.process import ProcessPosterior
@@ -26,7 +27,9 @@ from doxa.posterior.weights import (
 
 __all__ = [
     "CentredPosterior",
+    "Certificate",
     "Diagnostics",
+    "Estimate",
     "FunctionDraws",
     "GaussianPosterior",
     "HeldOut",

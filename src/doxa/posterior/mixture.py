@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -169,7 +170,8 @@ class TransformedPosterior(Posterior):
         )
         self.base = base
         self.transform = transform
-        self.record, self.columns = base.record, base.columns
+        self.record = replace(base.record, certificate=None)  # of the predictions of the base
+        self.reference, self.columns = base.reference, base.columns
         self.scalar_targets = base.scalar_targets
         self.log_evidence, self.elbo = base.log_evidence, base.elbo
 
@@ -213,6 +215,9 @@ class TransformedPosterior(Posterior):
 
     def count_fitted(self, x: Any, y: Any) -> int:
         return self.base.count_fitted(x, y)
+
+    def _fingerprint(self) -> str:
+        return self.base._fingerprint()
 
     def to_arviz(self) -> Any:
         return self.base.to_arviz()

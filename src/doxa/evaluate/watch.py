@@ -15,7 +15,7 @@ itself. It compares the columns of x; and, if the certificate is of test rows, t
 the standardised columns and the epistemic uncertainty. Columns that shift together without shifting
 by themselves are not noticed.
 
-Targets may come later than inputs. Rows that belong together, as those of one patient, count as one
+Targets may come later than inputs. Rows that belong together, as those of one machine, count as one
 row: their mean is a number in [0, 1], whose expectation has the same bound. Their first row is
 compared by its inputs.
 """

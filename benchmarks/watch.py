@@ -1,4 +1,6 @@
-"""False alarms and delays of `doxa watch`: `python -m benchmarks.watch`.
+"""False alarms and delays of `doxa watch`.
+
+    python -m benchmarks.watch
 
 False alarms. Streams of 10,000 rows at the boundary of the null hypotheses: rows miss their
 interval with the largest probability that the certificate allows, and have a low score with the

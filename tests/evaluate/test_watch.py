@@ -188,6 +188,10 @@ def test_classes_counts_and_conformal_sets(tmp_path: Path) -> None:
     own = Watch(sets)
     assert own.tests["coverage"].bound == pytest.approx(0.1)  # of the guarantee
     own.update(x[600:], y[600:])
+    certify(fitted, (x[300:600], y[300:600]))
+    again = Watch(doxa.evaluate.recalibrate(fitted, (x[300:600], y[300:600]), "temperature"))
+    assert set(again.tests) == {"inputs"}  # the evaluation was of other probabilities
+    assert again.update(x[600:], y[600:]) == [] and again.tests["inputs"].rows == 300
     held = sets.predict(x[600:]).prediction_set().gather(1, y[600:, None])
     assert own.tests["coverage"].mean == pytest.approx(1 - float(held.double().mean()))
 

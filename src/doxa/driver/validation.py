@@ -149,12 +149,12 @@ def row_scores(
 
 
 def evaluate_rows(
-    posterior: Posterior, x: Any, y: Any, name: str = "test rows", seen: Any = None
-) -> Status:
+    posterior: Posterior, x: Any, y: Any, name: str = "test rows", seen: Any = None,
+    certify: bool = True,
+) -> Status:  # fmt: skip
     """Evaluate a posterior on rows that the fit has not used, and return its status after that.
 
-    The certificate of the posterior is then that of these rows. The thresholds are those of
-    held-out rows. The status of the posterior changes if it was "ok" or
+    The thresholds are those of held-out rows. The status of the posterior changes if it was "ok" or
     "not-evaluated". If the posterior is recalibrated, these rows also decide if it is still over-
     or underconfident, or worse than a constant. Any other status is kept, and with fewer than 12
     rows every status is kept.
@@ -170,6 +170,8 @@ def evaluate_rows(
     seen : array or Tensor, optional
         Targets of the training rows, for the constant prediction. Without them, the mean and scale
         of standardised targets are used; if there are none, the gain is not evaluated.
+    certify : bool, default True
+        Whether the certificate of the posterior becomes that of these rows.
 
     Returns
     -------
@@ -199,8 +201,9 @@ def evaluate_rows(
         changes += ["worse-than-constant", "overconfident", "underconfident"]
     if record.status in changes:
         record.status = status
-    record.certificate = _certificate(name, found, level)
-    posterior.reference = reference_of(input_scores(posterior, x, p))
+    if certify:
+        record.certificate = _certificate(name, found, level)
+        posterior.reference = reference_of(input_scores(posterior, x, p))
     return record.status
 
 

@@ -35,7 +35,7 @@ from torch.utils._pytree import tree_map
 
 from doxa import store
 from doxa.data import as_tensors, rows_of
-from doxa.data.fitted_rows import watched_inputs
+from doxa.data.fitted_rows import input_columns, watched_inputs
 from doxa.driver.validation import FEWEST_EVALUATED, evaluate_rows, row_scores
 from doxa.errors import DataError, StoreError, Unavailable
 from doxa.evaluate.betting import (
@@ -48,7 +48,7 @@ from doxa.evaluate.betting import (
 )
 from doxa.noise import generator
 from doxa.posterior import Posterior
-from doxa.posterior.certificate import BY_FITTED, Certificate, input_scores
+from doxa.posterior.certificate import Certificate, input_scores
 
 FORMAT = 1
 _ROWS = 8192  # rows that are predicted at a time
@@ -162,7 +162,7 @@ class Watch:
         if not 0.0 < level < 1.0:
             raise DataError(f"level must lie between 0 and 1, not {level}")
         self.posterior, self.level = posterior, level
-        self.certificate = posterior.certificate
+        self.certificate, self.reference = posterior.certificate, posterior.reference
         self.tests: dict[str, TestState] = {}
         self.names: list[str] = []  # of the inputs that are compared
         self.seen_data: dict[str, str] = {}  # {digest: name}
@@ -184,7 +184,7 @@ class Watch:
         for name, bound in bounds.items():
             share = self.level / len(bounds)
             self.tests[name] = TestState(name, share, min(max(bound, 1e-6), _MOST_BOUND))
-        if self.posterior.reference is not None:
+        if self.reference is not None:
             self.tests["inputs"] = TestState("inputs", self.level)
         if not self.tests:
             raise Unavailable(
@@ -314,15 +314,18 @@ class Watch:
         self, x: Any, group: list[str], use: list[int], places: list[str], date: str
     ) -> None:
         """Compare the inputs of rows, of each group its first row, with all earlier ones."""
-        state, reference = self.tests.get("inputs"), self.posterior.reference
+        state, reference = self.tests.get("inputs"), self.reference
         first = _first_of_groups(group, use, self._groups["inputs"])
         if state is None or reference is None or not first:
             return
         parts = []
         for some in torch.tensor(first).split(_ROWS):
             part = _take(x, some)
-            new = self.certificate.evaluated_by not in BY_FITTED
-            parts.append(input_scores(self.posterior, part, self._predict(part) if new else None))
+            columns = input_columns(part)
+            only = columns is not None and columns.shape[1] == reference.shape[1]
+            parts.append(
+                columns if only else input_scores(self.posterior, part, self._predict(part))
+            )
         values = torch.cat([part for part in parts if part is not None])
         if values.shape[1] != reference.shape[1]:
             raise DataError(

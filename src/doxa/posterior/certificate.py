@@ -36,8 +36,6 @@ from doxa.errors import CorruptedArtefact, DoxaError
 
 FORMAT = 1
 LOW = 0.05  # the quantile of the scores
-# Rows that the fit has used: their reference is the columns of x alone.
-BY_FITTED = ("none", "held-out rows", "held-out parts of each member", "cross-fitted parts")
 _MOST = 20_000  # rows in a sum over a binomial; of more, the interval is that of so many rows
 _TAIL = 0.025
 

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from doxa.data.fitted_rows import watched_inputs
 from doxa.errors import DataError, MethodError, ModelError, StoreError
 from doxa.linalg.layout import Params
 from doxa.posterior.base import Posterior, PredictiveTransform, register_posterior
@@ -171,7 +172,9 @@ class TransformedPosterior(Posterior):
         self.base = base
         self.transform = transform
         self.record = replace(base.record, certificate=None)  # of the predictions of the base
-        self.reference, self.columns = base.reference, base.columns
+        self.columns, shape = base.columns, base.inputs
+        if base.reference is not None and isinstance(shape, list) and isinstance(shape[0], int):
+            self.reference = base.reference[:, : len(watched_inputs(shape[0]))].clone()  # of x
         self.scalar_targets = base.scalar_targets
         self.log_evidence, self.elbo = base.log_evidence, base.elbo
 

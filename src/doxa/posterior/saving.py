@@ -107,6 +107,8 @@ def _from_artefact(tensors: dict[str, Tensor], meta: dict[str, Any], net: nn.Mod
 def _read_certificate(posterior: Posterior, reference: Tensor | None, saved: Any) -> None:
     """The saved certificate, compared with its checksum and with the artefact it lies in."""
     found = Certificate.from_json(saved)
+    if reference is not None and (reference.dtype != torch.float32 or reference.ndim != 2):
+        raise CorruptedArtefact("the reference of the certificate is no table of float32")
     posterior.reference = None if reference is None else reference.cpu()
     posterior.record.certificate = found
     own = {"data": posterior._fingerprint(), "reference": fingerprint(posterior.reference)}

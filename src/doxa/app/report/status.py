@@ -94,7 +94,7 @@ def _evaluate(subject: Subject) -> None:
     with contextlib.suppress(DoxaError):  # the sections say what cannot be evaluated
         name = "test rows" if test.source == TEST else f"rows of {test.source}"
         seen = None if train is None else train.y
-        evaluate_rows(subject.posterior, test.x, test.y, name, seen)
+        evaluate_rows(subject.posterior, test.x, test.y, name, seen, certify=False)
 
 
 def _diagnose(subject: Subject, level: float) -> tuple[list[Finding], str]:

@@ -94,16 +94,22 @@ def conformal_p(values: Tensor, earlier: Tensor, ties: Tensor) -> Tensor:
     """p-values [T, K] of values [T, K], each column among `earlier` [R, K] and the values before
     it. `ties` [T, K] are uniform numbers."""
     found = []
+    base = earlier.T.contiguous().sort(1).values  # [K, R]
     for start in range(0, len(values), _BLOCK):
         block = values[start : start + _BLOCK]
-        base = torch.cat([earlier, values[:start]]).T.contiguous().sort(1).values  # [K, R + start]
+        more = values[:start].T.contiguous().sort(1).values  # [K, start]
         at = block.T.contiguous()
-        below = torch.searchsorted(base, at).T.double()  # [B, K]
-        until = torch.searchsorted(base, at, right=True).T.double()
+        below, until = (  # [B, K]
+            (
+                torch.searchsorted(base, at, right=right)
+                + torch.searchsorted(more, at, right=right)
+            ).T.double()
+            for right in (False, True)
+        )
         past = torch.ones(len(block), len(block), dtype=torch.bool).tril(-1)[:, :, None]
         below += ((block.unsqueeze(0) < block.unsqueeze(1)) & past).sum(1)
         until += ((block.unsqueeze(0) <= block.unsqueeze(1)) & past).sum(1)
-        n = torch.arange(len(block), dtype=torch.float64)[:, None] + base.shape[1] + 1
+        n = torch.arange(len(block), dtype=torch.float64)[:, None] + len(earlier) + start + 1
         dice = ties[start : start + _BLOCK].double()
         found.append((below + dice * (until - below + 1)) / n)
     return torch.cat(found)

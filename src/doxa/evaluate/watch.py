@@ -81,10 +81,8 @@ class Alarm:
 
 
 @dataclass
-class TestState:
+class WatchedTest:
     """One test: its evidence, and what it has seen."""
-
-    __test__ = False  # the name is no test of pytest
 
     name: str
     level: float
@@ -163,7 +161,7 @@ class Watch:
             raise DataError(f"level must lie between 0 and 1, not {level}")
         self.posterior, self.level = posterior, level
         self.certificate, self.reference = posterior.certificate, posterior.reference
-        self.tests: dict[str, TestState] = {}
+        self.tests: dict[str, WatchedTest] = {}
         self.names: list[str] = []  # of the inputs that are compared
         self.seen_data: dict[str, str] = {}  # {digest: name}
         self._groups: dict[str, dict[str, None]] = {"inputs": {}, "targets": {}}  # counted
@@ -183,9 +181,9 @@ class Watch:
             bounds["scores"] = found.low_share.high
         for name, bound in bounds.items():
             share = self.level / len(bounds)
-            self.tests[name] = TestState(name, share, min(max(bound, 1e-6), _MOST_BOUND))
+            self.tests[name] = WatchedTest(name, share, min(max(bound, 1e-6), _MOST_BOUND))
         if self.reference is not None:
-            self.tests["inputs"] = TestState("inputs", self.level)
+            self.tests["inputs"] = WatchedTest("inputs", self.level)
         if not self.tests:
             raise Unavailable(
                 "there is nothing to watch: no rows evaluated this posterior, and its inputs are "
@@ -318,32 +316,32 @@ class Watch:
         first = _first_of_groups(group, use, self._groups["inputs"])
         if state is None or reference is None or not first:
             return
-        parts = []
         for some in torch.tensor(first).split(_ROWS):
-            part = _take(x, some)
-            columns = input_columns(part)
-            only = columns is not None and columns.shape[1] == reference.shape[1]
-            parts.append(
-                columns if only else input_scores(self.posterior, part, self._predict(part))
-            )
-        values = torch.cat([part for part in parts if part is not None])
-        if values.shape[1] != reference.shape[1]:
-            raise DataError(
-                "the inputs are not those of the certificate: another number of columns"
-            )
-        earlier = torch.cat([reference.cpu(), *([] if self._values is None else [self._values])])
-        self._values = values if self._values is None else torch.cat([self._values, values])
-        source = generator(self.posterior.record.seed, "watch", "ties", state.rows)
-        ties = torch.rand(values.shape, generator=source, dtype=torch.float64)
-        log_e = shape_bets(conformal_p(values, earlier, ties).T)  # [K, BETS, T]
-        log_s, rows = state.log_s, state.rows
-        found = evidence(log_e.flatten(0, 1), log_s, rows)
-        at = state.add(found, 0.0, [places[k] for k in first], date)
-        if at is not None:
-            assert state.alarm is not None
-            until = evidence(log_e.flatten(0, 1)[:, : at + 1], log_s, rows)
-            best = int(until.log_s.reshape(-1, BETS).logsumexp(1).argmax())
-            state.alarm = replace(state.alarm, what=self._input_name(best, values.shape[1]))
+            values = self._compared(_take(x, some), reference)
+            before = [reference.cpu(), *([] if self._values is None else [self._values])]
+            earlier = torch.cat(before)
+            self._values = torch.cat([*before[1:], values])
+            source = generator(self.posterior.record.seed, "watch", "ties", state.rows)
+            ties = torch.rand(values.shape, generator=source, dtype=torch.float64)
+            log_e = shape_bets(conformal_p(values, earlier, ties).T).flatten(0, 1)  # [K BETS, T]
+            log_s, rows = state.log_s, state.rows
+            found = evidence(log_e, log_s, rows)
+            at = state.add(found, 0.0, [places[k] for k in some.tolist()], date)
+            if at is not None and state.alarm is not None:
+                until = evidence(log_e[:, : at + 1], log_s, rows)
+                best = int(until.log_s.reshape(-1, BETS).logsumexp(1).argmax())
+                name = self._input_name(best, values.shape[1])
+                state.alarm = replace(state.alarm, what=name)
+
+    def _compared(self, x: Any, reference: Tensor) -> Tensor:
+        """The numbers of rows that are compared with the reference, [N, K]."""
+        columns = input_columns(x)
+        if columns is not None and columns.shape[1] == reference.shape[1]:
+            return columns
+        found = input_scores(self.posterior, x, self._predict(x))
+        if found is None or found.shape[1] != reference.shape[1]:
+            raise DataError("the inputs have another number of columns than the certificate has")
+        return found
 
     def _input_name(self, k: int, scores: int) -> str:
         """What the k-th of the numbers that are compared is called."""

@@ -102,3 +102,11 @@ def test_a_changed_certificate_does_not_load(fitted: Any, tmp_path: Path) -> Non
     other = doxa.fit(None, rows(30), "linear").certificate.to_json()
     with pytest.raises(CorruptedArtefact, match="of another run: its entry 'data'"):
         load(other)
+
+
+def test_yardsticks_of_a_fit_are_part_of_the_record(tmp_path: Path) -> None:
+    posterior = doxa.fit(None, rows(30), "linear")
+    posterior.record.diagnostics["yardsticks"] = {"best": "gp", "gain": float("nan"), "n": (3, 4)}
+    posterior.save(tmp_path / "run")
+    found = doxa.load(tmp_path / "run").certificate.yardsticks
+    assert found == {"best": "gp", "gain": None, "n": [3, 4]}

@@ -135,8 +135,7 @@ class Certificate:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, with the SHA-256 of their canonical JSON."""
-        plain: dict[str, Any] = {"format": FORMAT} | asdict(self)
-        plain = json.loads(_canonical(plain))  # tuples become lists
+        plain: dict[str, Any] = _plain({"format": FORMAT} | asdict(self))
         return plain | {"sha256": _digest(plain)}
 
     @classmethod
@@ -159,6 +158,17 @@ class Certificate:
             if given.get(name) is not None:
                 given[name] = Estimate(*map(float, given[name]))
         return cls(**given)
+
+
+def _plain(value: Any) -> Any:
+    """Values of JSON; None for numbers that are not finite."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, bool | int | str) else str(value)
 
 
 def _canonical(plain: Mapping[str, Any]) -> str:

@@ -534,7 +534,7 @@ def fit(
     columns = given.names[0].columns
     used = fitted_rows(given, specs, validation)
     for posterior, rows, spec in zip(posteriors, used, specs, strict=True):
-        posterior.reference = reference_inputs(given, spec)
+        posterior.input_reference = reference_inputs(given, spec)
         posterior.columns = None if columns is None else list(columns)
         posterior.scalar_targets = noise_model.scalar_targets(given.y, run.output)
         posterior.fitted_rows = rows

@@ -160,7 +160,7 @@ class Watch:
         if not 0.0 < level < 1.0:
             raise DataError(f"level must lie between 0 and 1, not {level}")
         self.posterior, self.level = posterior, level
-        self.certificate, self.reference = posterior.certificate, posterior.reference
+        self.certificate, self.reference = posterior.certificate, posterior.input_reference
         self.tests: dict[str, WatchedTest] = {}
         self.names: list[str] = []  # of the inputs that are compared
         self.seen_data: dict[str, str] = {}  # {digest: name}

@@ -242,6 +242,7 @@ def _mean(values: Tensor, weight: Tensor | None) -> Estimate | None:
 
 def _share(inside: Tensor, weight: Tensor | None, n: float) -> Estimate:
     share = float(weighted_mean(inside.detach().cpu().double(), weight))
+    share = min(1.0, max(0.0, share))  # a corrected share may be outside
     return Estimate(share, *clopper_pearson(share * n, n))
 
 

@@ -60,9 +60,8 @@ class MixturePosterior(Posterior):
         self.record.seed, self.columns = first.record.seed, first.columns
         if all(part.scalar_targets == first.scalar_targets for part in parts):
             self.scalar_targets = first.scalar_targets
-        worst = [part.status for part in parts if part.status != "ok"]
-        if worst:
-            self.record.status = worst[0]
+        for part in parts:
+            self.record.status = self.record.status.or_before(part.status)
 
     def check_restored(self) -> None:
         super().check_restored()
@@ -172,9 +171,10 @@ class TransformedPosterior(Posterior):
         self.base = base
         self.transform = transform
         self.record = replace(base.record, certificate=None)  # of the predictions of the base
-        self.columns, shape = base.columns, base.inputs
-        if base.reference is not None and isinstance(shape, list) and isinstance(shape[0], int):
-            self.reference = base.reference[:, : len(watched_inputs(shape[0]))].clone()  # of x
+        self.columns, found, shape = base.columns, base.input_reference, base.inputs
+        if found is not None and isinstance(shape, list) and len(shape) == 1:
+            columns = len(watched_inputs(shape[0]))  # the others are of predictions of the base
+            self.input_reference = found[:, :columns].clone()
         self.scalar_targets = base.scalar_targets
         self.log_evidence, self.elbo = base.log_evidence, base.elbo
 

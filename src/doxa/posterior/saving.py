@@ -37,7 +37,9 @@ def to_artefact(posterior: Posterior) -> tuple[dict[str, Tensor], dict[str, Any]
     tensors |= {f"stat.{k}": v.detach().cpu().contiguous() for k, v in record.stats.items()}
     rows = posterior.fitted_rows
     tensors |= {} if rows is None else {"fitted_rows": rows.hashes.detach().cpu()}
-    tensors |= {} if posterior.reference is None else {"reference": posterior.reference}
+    tensors |= (
+        {} if posterior.input_reference is None else {"input_reference": posterior.input_reference}
+    )
     plain = asdict(replace(record, stats={}, certificate=None)) | {"status": str(record.status)}
     del plain["certificate"]  # it has an entry of its own
     meta = {
@@ -99,7 +101,7 @@ def _from_artefact(tensors: dict[str, Tensor], meta: dict[str, Any], net: nn.Mod
     if meta.get("fitted_rows") is not None:
         posterior.fitted_rows = _read_fitted(tensors["fitted_rows"], meta["fitted_rows"])
     if meta.get("certificate") is not None:  # an older artefact has none
-        _read_certificate(posterior, tensors.get("reference"), meta["certificate"])
+        _read_certificate(posterior, tensors.get("input_reference"), meta["certificate"])
     posterior.check_restored()
     return posterior
 
@@ -109,9 +111,9 @@ def _read_certificate(posterior: Posterior, reference: Tensor | None, saved: Any
     found = Certificate.from_json(saved)
     if reference is not None and (reference.dtype != torch.float32 or reference.ndim != 2):
         raise CorruptedArtefact("the reference of the certificate is no table of float32")
-    posterior.reference = None if reference is None else reference.cpu()
+    posterior.input_reference = None if reference is None else reference.cpu()
     posterior.record.certificate = found
-    own = {"data": posterior._fingerprint(), "reference": fingerprint(posterior.reference)}
+    own = {"data": posterior._fingerprint(), "reference": fingerprint(posterior.input_reference)}
     for name, value in own.items():
         unknown = name == "data" and not value  # the rows of the fit were not saved
         if getattr(found, name) != value and not unknown:

@@ -110,3 +110,18 @@ def test_yardsticks_of_a_fit_are_part_of_the_record(tmp_path: Path) -> None:
     posterior.save(tmp_path / "run")
     found = doxa.load(tmp_path / "run").certificate.yardsticks
     assert found == {"best": "gp", "gain": None, "n": [3, 4]}
+
+
+def test_the_rows_of_a_group_count_as_one() -> None:
+    """Ten groups of six rows each, and the same rows once: the same certificate, but for rows."""
+    source = torch.Generator().manual_seed(0)
+    score, inside = torch.randn(10, generator=source).double(), torch.ones(10).double()
+    inside[3] = 0.0
+    single = Certificate.of("rows", {"log_prob": score, "gain": score - 1, "coverage": inside})
+    six = {name: v.repeat(6) for name, v in (("log_prob", score), ("coverage", inside))}
+    grouped = Certificate.of(
+        "rows", six | {"gain": six["log_prob"] - 1}, groups=torch.arange(10).repeat(6)
+    )
+    assert (grouped.rows, grouped.effective_rows, grouped.assumed) == (60, 10, "grouped")
+    for name in ("coverage", "log_prob", "gain", "low_score", "low_share"):
+        assert getattr(grouped, name) == pytest.approx(getattr(single, name))

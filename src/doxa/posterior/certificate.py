@@ -7,7 +7,7 @@ has intervals besides the estimates. They hold for the predictions that were eva
 interval is that of Clopper and Pearson (1934): the probabilities p with P(K ≥ k | p) ≥ 0.025 and
 P(K ≤ k | p) ≥ 0.025. A row with several targets counts the share of its targets that are inside.
 This share has a smaller variance than a row that is inside or not, so the interval is conservative.
-Weighted rows count by their effective number.
+Weighted rows count by their effective number, and the rows of a group as one.
 
 **Low scores.** q is the ⌈0.05 n⌉-th smallest score of the rows. F(q), the probability of a lower
 score, has a Beta distribution, whose quantiles are the ends of the interval of Clopper and Pearson
@@ -117,20 +117,28 @@ class Certificate:
     @classmethod
     def of(
         cls, by: str, scores: Mapping[str, Tensor], weight: Tensor | None = None,
-        level: float = 0.9, assumed: str = "exchangeable",
+        level: float = 0.9, assumed: str = "exchangeable", groups: Tensor | None = None,
     ) -> Self:  # fmt: skip
         """The certificate of rows with these scores, [N] each: `log_prob`, and `gain` and
-        `coverage` where they exist."""
-        values = scores["log_prob"].detach().cpu().double()
+        `coverage` where they exist. The rows of one of `groups`, [N], count as one row."""
+        plain = {name: each.detach().cpu().double() for name, each in scores.items()}
         weight = None if weight is None else weight.detach().cpu().double()
-        n = float(len(values)) if weight is None else effective_rows(weight)
-        inside = scores.get("coverage")
-        low, share = _low(values, weight, n)
+        rows = len(plain["log_prob"])
+        n = float(rows) if weight is None else effective_rows(weight)
+        means = {name: plain[name] for name in ("log_prob", "gain") if name in plain}
+        of_means = weight
+        if groups is not None:  # one number for each group
+            _, number, sizes = groups.cpu().unique(return_inverse=True, return_counts=True)
+            weight, of_means, n = 1.0 / sizes.double()[number], None, float(len(sizes))
+            means = {name: torch.bincount(number, v * weight) for name, v in means.items()}
+            assumed = "grouped"
+        estimates = {name: _mean(values, of_means) for name, values in means.items()}
+        low, share = _low(plain["log_prob"], weight, n)
         return cls(
-            by, len(values), n, level,
-            None if inside is None else _share(inside, weight, n),
-            _mean(values, weight), _mean(scores["gain"], weight) if "gain" in scores else None,
-            low, share, assumed=assumed, date=today(),
+            by, rows, n, level,
+            _share(plain["coverage"], weight, n) if "coverage" in plain else None,
+            estimates["log_prob"], estimates.get("gain"), low, share, assumed=assumed,
+            date=today(),
         )  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:

@@ -101,7 +101,7 @@ class CrossFit:
         likelihood."""
         for posterior, evaluated in zip(posteriors, self.evaluated, strict=True):
             found, record = evaluated.record, posterior.record
-            record.validation = found.validation
+            record.validation, record.certificate = found.validation, found.certificate
             for key in ("held_out", "held_out_calibration", "yardsticks"):
                 if key in found.diagnostics:
                     record.diagnostics[key] = found.diagnostics[key]

@@ -46,16 +46,18 @@ from doxa.evaluate.scores import (
 )
 from doxa.evaluate.shifts import corrupted, shifted, sweep
 from doxa.evaluate.streaming import Streaming, metrics
+from doxa.evaluate.watch import Alarm, Watch, certify
 
 __all__ = [
-    "BrierParts", "CoverageCurve", "EceInterval", "FeatureDensity", "PitHistogram",
-    "QuantileReliability", "Reliability", "RiskCoverage", "Segmentation", "Streaming",
-    "accuracy", "agreement", "aupr", "auroc", "brier", "brier_decomposition", "closeness",
-    "conformal", "confusion", "corrupted", "coverage", "coverage_curve", "crps", "crps_draws",
-    "ece", "ece_interval", "fpr95", "interval_score", "log_likelihood", "mae", "metrics", "nll",
-    "ood_metrics", "ood_scores", "pinball", "pit", "pit_histogram", "quantile_reliability",
-    "recalibrate", "reliability", "risk_coverage", "rmse", "segmentation", "sharpness",
-    "shifted", "sweep", "top_k_accuracy", "total_variation", "wasserstein2", "width",
+    "Alarm", "BrierParts", "CoverageCurve", "EceInterval", "FeatureDensity", "PitHistogram",
+    "QuantileReliability", "Reliability", "RiskCoverage", "Segmentation", "Streaming", "Watch",
+    "accuracy", "agreement", "aupr", "auroc", "brier", "brier_decomposition", "certify",
+    "closeness", "conformal", "confusion", "corrupted", "coverage", "coverage_curve", "crps",
+    "crps_draws", "ece", "ece_interval", "fpr95", "interval_score", "log_likelihood", "mae",
+    "metrics", "nll", "ood_metrics", "ood_scores", "pinball", "pit", "pit_histogram",
+    "quantile_reliability", "recalibrate", "reliability", "risk_coverage", "rmse",
+    "segmentation", "sharpness", "shifted", "sweep", "top_k_accuracy", "total_variation",
+    "wasserstein2", "width",
 ]  # fmt: skip
 
 

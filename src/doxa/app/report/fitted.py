@@ -20,6 +20,7 @@ from doxa.app.report.text import (
     describe_network,
     describe_prior,
     duration,
+    percent,
     settings,
     short,
 )
@@ -35,7 +36,7 @@ RANDOM = {
 
 
 def fitted_section(subject: Subject) -> Content:
-    shown = [part(subject) for part in (_method, _model, _data, _run)]
+    shown = [part(subject) for part in (_method, _model, _data, _run, _certificate)]
     return [html.cards(*shown), *_leaks(subject), _columns(subject)]
 
 
@@ -66,6 +67,31 @@ def _method(subject: Subject) -> Content:
         ("correction", None if transform is None else describe(transform)),
     ]
     return html.card("Method", pairs + chosen)
+
+
+def _certificate(subject: Subject) -> Content:
+    """What was evaluated when the run was saved, which `doxa watch` compares new rows with."""
+    found = subject.posterior.certificate
+
+    def interval(estimate: Any, show: Any) -> str | None:
+        if estimate is None:
+            return None
+        value, low, high = map(show, estimate)
+        return f"{value} ({low} to {high})"
+
+    pairs: list[tuple[str, Content]] = [
+        ("evaluated by", found.evaluated_by),
+        ("rows", f"{found.rows:,}" if found.rows else None),
+        (f"coverage at {percent(found.level)}", interval(found.coverage, percent)),
+        ("log likelihood per row", interval(found.log_prob, short)),
+        ("gain over a constant", interval(found.gain, short)),
+        ("5 % quantile of the scores", None if found.low_score is None else short(found.low_score)),
+        ("share of rows below it", interval(found.low_share, percent)),
+        ("assumed", f"{found.assumed} rows"),
+        ("data", found.data[:16] or None),
+        ("doxa, date", f"{found.version}, {found.date}"),
+    ]
+    return html.card("Certificate", pairs)
 
 
 def _model(subject: Subject) -> Content:

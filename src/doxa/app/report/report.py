@@ -13,6 +13,7 @@ from doxa.app.report.status import OverallStatus
 from doxa.app.report.subject import (
     FITTED,
     HELD_OUT,
+    TEST,
     Input,
     Subject,
     column_names,
@@ -97,7 +98,7 @@ def write(
         posterior,
         target,
         None if classes is None else tuple(map(str, classes)),
-        test=None if test is None else rows_of_arrays(test, "the test rows", HELD_OUT, names),
+        test=None if test is None else rows_of_arrays(test, TEST, HELD_OUT, names),
         train=None if train is None else rows_of_arrays(train, "the training rows", FITTED, names),
         title=title,
         image=None if image is None else tuple(image),

@@ -98,6 +98,7 @@ class CrossFit:
             record.diagnostics.setdefault("held_out", {})["cross_fit_parts"] = self.parts
             if "fitted_likelihood" in found.metadata:
                 record.metadata["fitted_likelihood"] = found.metadata["fitted_likelihood"]
+            if "held_out_calibration" in found.diagnostics:
                 adopt_likelihood(posterior, evaluated)
             if record.status == "ok" and found.status != "ok":
                 record.status = found.status

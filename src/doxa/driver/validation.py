@@ -24,6 +24,11 @@ counted twice (`ensemble/map.py` has the same for a noise level, in closed form)
 `Likelihood.calibrates_on_held_out` is True for a likelihood with such parameters, and
 `Likelihood.calibrate_held_out` estimates them; without clear evidence from the rows, nothing
 changes. The weights of the rows are scaled to add up to their effective number.
+
+If the likelihood has a noise level and one number is predicted from a table of numbers, the rows
+also show whether the noise depends on the prediction or on an input (`calibrate_noise_scale` in
+`likelihoods/compose.py`, a test of size 0.01). The posterior then has a `noise_scale`, a factor on
+the noise for each row.
 """
 
 from __future__ import annotations
@@ -42,9 +47,10 @@ from doxa.driver.loop import Progress
 from doxa.errors import MemoryBudgetError
 from doxa.likelihoods import Likelihood
 from doxa.likelihoods.base import CalibratedLikelihood
+from doxa.likelihoods.compose import CalibratedNoise, calibrate_noise_scale
 from doxa.method import Method, Run, slice_state
 from doxa.posterior import HeldOutCalibration, Posterior, Status
-from doxa.posterior.weights import WeightPosterior
+from doxa.posterior.weights import WeightPosterior, concatenate
 from doxa.predictive import Predictive
 from doxa.predictive.classes import drawn
 from doxa.predictive.form import draw_functions
@@ -375,20 +381,44 @@ def calibrate_on_held_out(
         method.overfits and before.calibrates_on_held_out and isinstance(posterior, WeightPosterior)
     ):
         return
-    rows = _rows(None if alone else posterior, posteriors_by_split, run)
-    if rows is None or effective_rows(rows[3]) < FEWEST:
+    at = _rows(None if alone else posterior, posteriors_by_split, run)
+    if at is None or effective_rows(at[0][3]) < FEWEST:
         return
+    rows, x = at
     stops = 1 if run.pooled_rows else len(posteriors_by_split)  # steps that the rows have chosen
-    found = before.calibrate_held_out(*rows, stopped=stops * stopped)
-    if found is None:
+    noise = _calibrate_noise(before, rows, x, stops * stopped, posterior.record.seed)
+    found = noise.likelihood if noise else before.calibrate_held_out(*rows, stopped=stops * stopped)
+    if found is None and noise is None:
         return
     for each in {id(p): p for p in (posterior, *(p for p, _ in posteriors_by_split))}.values():
         assert isinstance(each, WeightPosterior)
-        _take_up(each, found)
-    posterior.record.metadata["fitted_likelihood"] = store.encode(before)
-    calibration: HeldOutCalibration = {"rows": len(rows[1]), "likelihood": found.message}
+        if found is not None:
+            _take_up(each, found)
+        each.noise_scale = noise.scale if noise else None
+    if found is not None:
+        posterior.record.metadata["fitted_likelihood"] = store.encode(before)
+    message = found.message if found else before.name
+    if noise is not None:
+        where = ("the prediction" if k < 0 else f"input {k}" for k in noise.scale.strongest)
+        message += f", whose noise depends on {' and '.join(where)}"
+    calibration: HeldOutCalibration = {"rows": len(rows[1]), "likelihood": message}
+    if noise is not None:
+        calibration["noise_columns"] = list(noise.scale.strongest)
+        calibration["noise_p_value"] = noise.p_value
     posterior.record.diagnostics["held_out_calibration"] = calibration
-    log.info("likelihood: %s, by %d held-out rows", found.message, len(rows[1]))
+    log.info("likelihood: %s, by %d held-out rows", message, len(rows[1]))
+
+
+def _calibrate_noise(
+    likelihood: Likelihood, rows: CalibrationRows, x: Any, stopped: int, seed: int
+) -> CalibratedNoise | None:
+    """The factor on the noise for one number that is predicted from a table of numbers."""
+    if not (
+        likelihood.scales_targets and isinstance(x, Tensor) and x.is_floating_point()
+        and x.ndim == 2 and tuple(rows[1].shape[1:]) == (1,)
+    ):  # fmt: skip
+        return None
+    return calibrate_noise_scale(likelihood, *rows, x, stopped, seed)
 
 
 def _take_up(posterior: WeightPosterior, found: CalibratedLikelihood) -> None:
@@ -405,6 +435,7 @@ def _take_up(posterior: WeightPosterior, found: CalibratedLikelihood) -> None:
 def adopt_likelihood(posterior: Posterior, other: Posterior) -> None:
     """Give a posterior the likelihood of another one, and the values of its learned parameters."""
     assert isinstance(posterior, WeightPosterior) and isinstance(other, WeightPosterior)
+    posterior.noise_scale = other.noise_scale
     model = posterior.network.with_likelihood(other.base_likelihood)
     posterior.base_likelihood, posterior.model = other.base_likelihood, model
     names = [name for name in other.layout.names if name.startswith("likelihood.")]
@@ -419,12 +450,13 @@ def adopt_likelihood(posterior: Posterior, other: Posterior) -> None:
 
 def _rows(
     posterior: Posterior | None, posteriors_by_split: PosteriorsBySplit, run: Run
-) -> CalibrationRows | None:
-    """The held-out rows and the functions at them. None if a prediction is not a mixture of
-    functions."""
+) -> tuple[CalibrationRows, Any] | None:
+    """The held-out rows and the functions at them, and the inputs in fitted units. None if a
+    prediction is not a mixture of functions."""
     data, most = run.rows, _MOST_NUMBERS // len(posteriors_by_split)
     assert data.validation is not None
     parts: list[CalibrationRows] = []
+    inputs: list[Any] = []
     for alone, split in posteriors_by_split:
         rows = counted(data, data.validation[split], most // _FUNCTIONS)
         form = moved(posterior or alone, alone, in_units(data, rows, split)[0])
@@ -433,11 +465,13 @@ def _rows(
         some = torch.linspace(0, len(form.f) - 1, min(len(form.f), _FUNCTIONS)).round().long()
         f = form.f[some.to(form.f.device)]
         theta = {k: v[some.to(v.device)] for k, v in form.theta.items()}
-        y = data.take(rows, torch.tensor(data.run_of(split)))[1]
+        x, y = data.take(rows, torch.tensor(data.run_of(split)))
+        inputs.append(x)
         one = torch.ones(len(rows), dtype=torch.float64, device=f.device)
         weight = data.weight_of(rows)
         parts.append((f, y, theta, one if weight is None else weight.to(one)))
     fs, ys, thetas, weights = zip(*parts, strict=True)
     weight = per_effective_row(torch.cat(weights))
     weight = torch.ones_like(torch.cat(weights)) if weight is None else weight
-    return torch.cat(fs, 1), torch.cat(ys), thetas[0], weight
+    found = torch.cat(fs, 1), torch.cat(ys), thetas[0], weight
+    return found, concatenate(inputs, 0)

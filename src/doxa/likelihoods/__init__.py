@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from doxa.likelihoods.base import Likelihood, Theta
 from doxa.likelihoods.classes import Bernoulli, Categorical
-from doxa.likelihoods.compose import Affine, Heads
+from doxa.likelihoods.compose import Affine, Heads, NoiseScale, ScaledNoise
 from doxa.likelihoods.gaussian import Gaussian, HeteroscedasticGaussian, StudentT
 from doxa.likelihoods.negative_binomial import NegativeBinomial
 from doxa.likelihoods.poisson import Poisson
@@ -21,7 +21,9 @@ __all__ = [
     "Inferred",
     "Likelihood",
     "NegativeBinomial",
+    "NoiseScale",
     "Poisson",
+    "ScaledNoise",
     "StudentT",
     "Theta",
     "assumed",

@@ -40,7 +40,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
-from doxa import store
+from doxa import describe, store
 from doxa.data import Data
 from doxa.data.rows import effective_rows, per_effective_row, standard_error, weighted_mean
 from doxa.driver.loop import Progress
@@ -398,15 +398,13 @@ def calibrate_on_held_out(
     if found is not None:
         posterior.record.metadata["fitted_likelihood"] = store.encode(before)
     message = found.message if found else before.name
-    if noise is not None:
-        where = ("the prediction" if k < 0 else f"input {k}" for k in noise.scale.strongest)
-        message += f", whose noise depends on {' and '.join(where)}"
     calibration: HeldOutCalibration = {"rows": len(rows[1]), "likelihood": message}
     if noise is not None:
-        calibration["noise_columns"] = list(noise.scale.strongest)
+        calibration["noise_columns"] = list(noise.columns)
         calibration["noise_p_value"] = noise.p_value
     posterior.record.diagnostics["held_out_calibration"] = calibration
-    log.info("likelihood: %s, by %d held-out rows", message, len(rows[1]))
+    chosen = describe.calibrated_likelihood(calibration)
+    log.info("likelihood: %s, by %d held-out rows", chosen, len(rows[1]))
 
 
 def _calibrate_noise(

@@ -37,11 +37,13 @@ from doxa.likelihoods.base import (
     Likelihood,
     Shape,
     Theta,
+    diagonal,
     log_mean_prob,
     map_estimate,
     per_row,
     sum_event,
 )
+from doxa.likelihoods.gaussian import StudentT
 from doxa.noise import generator
 
 
@@ -230,12 +232,17 @@ class ScaledNoise(Likelihood):
         return h.exp() * self.base.sample(f * (-h).exp(), theta, generator, lead)
 
     def curvature(self, f: Tensor, theta: Theta, lead: int = 0, y: Tensor | None = None) -> Tensor:
-        """Of the locations; h is no output of a network, and has no curvature."""
+        """The Fisher information of the locations, and of h, which is independent of them."""
         f, h = self._split(f, lead)
         size = math.prod(f.shape[lead + 1 :])
         factor = (-h).exp().reshape(*h.shape[: lead + 1], size, 1)
         own = factor * self.base.curvature(f, theta, lead) * factor.mT
-        return torch.nn.functional.pad(own, (0, size, 0, size))
+        own = torch.nn.functional.pad(own, (0, size, 0, size))
+        df = (
+            self.base._df(f, theta, lead) if isinstance(self.base, StudentT) else h.new_tensor(1e30)
+        )
+        of_h = (2.0 * df / (df + 3.0)).expand(f.shape)
+        return own + diagonal(torch.cat([torch.zeros_like(of_h), of_h], lead + 1), lead)
 
     def _split(self, f: Tensor, lead: int) -> tuple[Tensor, Tensor]:
         location, h = f.chunk(2, dim=lead + 1)
@@ -286,25 +293,14 @@ class NoiseScale:
         found = []
         for column, values, ranks in zip(self.columns, self.values, self.ranks, strict=True):
             value = (mean if column < 0 else x[:, column]).double().contiguous()
-            knots, at = (torch.tensor(t, dtype=torch.float64).to(value.device) for t in (values, ranks))
+            knots, at = (
+                torch.tensor(t, dtype=torch.float64).to(value.device) for t in (values, ranks)
+            )
             above = torch.searchsorted(knots, value).clamp(1, len(knots) - 1)
             low, high = knots[above - 1], knots[above]
             share = ((value - low) / (high - low)).clamp(0.0, 1.0)
             found.append(torch.lerp(at[above - 1], at[above], share))
         return torch.stack(found, 1)
-
-    @property
-    def strongest(self) -> tuple[int, ...]:
-        """The quantities with the largest effect: those whose largest difference of log s is at
-        least half of that of the first, in this order."""
-        grid = torch.linspace(-1.0, 1.0, 41)
-        spans = []
-        for b, c, ranks in zip(self.linear, self.square, self.ranks, strict=True):
-            effect = b * grid + c * grid.square()
-            effect = effect[(grid >= ranks[0]) & (grid <= ranks[-1])]
-            spans.append(float(effect.max() - effect.min()) if len(effect) else 0.0)
-        order = sorted(range(len(spans)), key=lambda k: -spans[k])
-        return tuple(self.columns[k] for k in order if spans[k] >= 0.5 * spans[order[0]])
 
     @staticmethod
     def of(mean: Tensor, x: Tensor) -> NoiseScale | None:
@@ -330,9 +326,16 @@ class NoiseScale:
 
 
 class CalibratedNoise(NamedTuple):
-    """A factor on the noise, and the calibrated likelihood under it (None: unchanged)."""
+    """A factor on the noise, and the calibrated likelihood under it.
+
+    columns: the quantities that explain most of the factor, the first one first; -1: the
+        prediction.
+    likelihood: None where it is unchanged.
+    p_value: of noise that does not depend on x.
+    """
 
     scale: NoiseScale
+    columns: tuple[int, ...]
     likelihood: CalibratedLikelihood | None
     p_value: float
 
@@ -423,7 +426,22 @@ def calibrate_noise_scale(
             lambda by: log_mean_prob(base.log_prob(*rows, _louder(base, theta, by), 1)),
             weight, 2.0, 5.0, likelihood.degrees_of_freedom_correction,
         )  # fmt: skip
-    return CalibratedNoise(replace(scale, level=scale.level + more), found, p_value)
+    columns = _strongest(scale, u)
+    return CalibratedNoise(replace(scale, level=scale.level + more), columns, found, p_value)
+
+
+def _strongest(scale: NoiseScale, u: Tensor) -> tuple[int, ...]:
+    """The quantities whose u and u² explain at least half as much of the variance of log s as those
+    of the first."""
+    slopes = [torch.tensor(w).to(u) for w in (scale.linear, scale.square)]
+    h = u @ slopes[0] + u.square() @ slopes[1]
+    explained = []
+    for k in range(u.shape[1]):
+        basis = torch.stack([torch.ones_like(h), u[:, k], u[:, k].square()], 1)
+        fitted = basis @ (torch.linalg.pinv(basis) @ h)
+        explained.append(float(fitted.var()))
+    order = sorted(range(len(explained)), key=lambda k: -explained[k])
+    return tuple(scale.columns[k] for k in order if explained[k] >= 0.5 * explained[order[0]])
 
 
 def _current(
@@ -460,8 +478,8 @@ def _fit_scale(
     basis = torch.cat([u, u.square()], 1)
     centre, size = basis.mean(0), basis.std(0).clamp_min(1e-6)
     basis = (basis - centre) / size
-    order = torch.randperm(len(u), generator=generator(seed, "noise scale", "folds")) % _FOLDS
-    fold = order.to(u.device)
+    fold = torch.randperm(len(u), generator=generator(seed, "noise scale", "folds")) % _FOLDS
+    fold = fold.to(u.device)
 
     def score(std: float) -> float:
         total = 0.0

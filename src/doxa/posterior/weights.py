@@ -432,9 +432,7 @@ def _scaled(p: Predictive, scale: NoiseScale, x: Tensor, scales: Standardisation
             mean = (mean - loc) / size
         h = scale.log_scale(mean[:, 0], x.to(mean.device)).to(form.mean).unsqueeze(1)
         noise, entropy = (2.0 * h).exp() * form.aleatoric, h + form.expected_entropy
-        return Predictive.of(
-            MomentForm(form.likelihood, form.mean, noise, form.epistemic, entropy)
-        )
+        return Predictive.of(MomentForm(form.likelihood, form.mean, noise, form.epistemic, entropy))
     if not isinstance(form, Mixture):
         raise Unavailable(f"the noise of a {type(form).__name__} has no factor for each row")
     f, variance = form.f, form.f_variance

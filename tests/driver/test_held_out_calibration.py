@@ -289,7 +289,7 @@ def two_inputs(method: Any = "deep-ensemble", **options: Any) -> Any:
 
 
 def test_noise_that_varies_with_an_input_is_used_said_and_saved(tmp_path: Path) -> None:
-    """The noise is that of the errors, 1.2 exp(0.8 x₁), which 300 rows give to two fifths; intervals,
+    """The noise is that of the errors, 1.2 exp(0.8 x₁), to two fifths by 300 rows; intervals,
     moments and the score are those of one distribution, and survive saving."""
     posterior, x, y = two_inputs("map", validation=0.5), *uneven()
     calibrated = posterior.diagnostics["held_out_calibration"]
@@ -341,3 +341,30 @@ def test_constant_noise_stays_constant() -> None:
     assert two_inputs(likelihood="gaussian").noise_scale is None
     assert two_inputs(validation=None).noise_scale is None
     assert two_inputs("map", data=(x[:45], y[:45])).noise_scale is not None  # cross-fitted
+
+
+@pytest.mark.parametrize("method", ["deep-ensemble", "laplace", "mc-dropout"])
+def test_counts_are_poisson_or_negative_binomial(tmp_path: Path, method: str) -> None:
+    """Poisson counts, and counts with a gamma distributed factor of mean 1 and variance 1."""
+    x = torch.rand(N, 1, generator=generator(7)) * 2
+    factor = torch._standard_gamma(torch.ones(N), generator=generator(8))
+    options: dict[str, Any] = {"steps": 300, "progress": False, "likelihood": "counts"}
+    for more, name in ((torch.ones(N), "poisson"), (factor, "negative-binomial")):
+        y = torch.poisson((0.5 + x[:, 0]).exp() * more, generator=generator(9))
+        posterior = doxa.fit(doxa.nets.mlp(1, 1, (8,)), (x, y), method, **options)
+        assert posterior.base_likelihood.name == name and posterior.status == "ok"
+        assert posterior.fitted_likelihood == doxa.Counts()
+        assert name.replace("-", " ") in repr(posterior)
+        p = posterior.predict(x)
+        low, high = p.interval(0.9)
+        inside = (y >= low.reshape(N)) & (y <= high.reshape(N))
+        assert 0.87 < inside.double().mean() < 0.99
+        streamed = posterior.predict(x, keep="moments")
+        torch.testing.assert_close(streamed.variance, p.variance, rtol=1e-4, atol=1e-4)
+        posterior.save(tmp_path / name)
+        loaded = doxa.load(tmp_path / name)
+        assert torch.equal(loaded.predict(x).log_prob(y), p.log_prob(y))
+    kept = doxa.fit(
+        doxa.nets.mlp(1, 1, (8,)), (x, y), "map", **{**options, "likelihood": "poisson"}
+    )
+    assert kept.base_likelihood == doxa.Poisson()

@@ -53,10 +53,10 @@ def rejected(n: int, kind: str, slope: float, repeats: int) -> float:
     count = 0
     for seed in range(repeats):
         x, rng = table(n, seed)
-        e = {
-            "normal": lambda: rng.standard_normal(n), "student-t": lambda: rng.standard_t(3, n),
-            "skewed": lambda: rng.lognormal(size=n) - math.exp(0.5),
-        }[kind]()  # fmt: skip
+        if kind == "normal":
+            e = rng.standard_normal(n)
+        else:
+            e = rng.standard_t(3, n) if kind == "student-t" else rng.lognormal(size=n) - 1.65
         error = torch.tensor(e) * (slope * x[:, 1]).exp()
         x[:, 2] = (x[:, 2] > 1.6).double()  # a rare category
         start = NoiseScale.of(x[:, 0], x)

@@ -11,9 +11,9 @@ prediction m(x) or on the inputs. `calibrate_noise_scale` tests it, and fits a f
 where u_k in [-1, 1] is the rank of the k-th quantity (the prediction, an input) among the held-out
 rows. Ranks are bounded: far from the data, s(x) stays within what was seen.
 
-*Test.* The z-scores |z_i| of the errors become the scores of Klotz (1962), Φ⁻¹((1 + r_i/(n + 1))/2)²
-at the rank r_i. The statistic is the largest absolute correlation of the scores with one of the u_k
-and u_k². Its distribution under errors that do not depend on x comes from permutations of the
+*Test.* The z-scores |z_i| of the errors become the scores of Klotz (1962),
+Φ⁻¹((1 + r_i/(n + 1))/2)² at the rank r_i. The statistic is the largest absolute correlation of the
+scores with one of the u_k and u_k². Its distribution under errors that do not depend on x comes from permutations of the
 scores, so that the size of the test is exact for any distribution of the errors.
 
 *Fit.* The penalised maximum likelihood under b_k, c_k ~ N(0, τ²) (per standard deviation of u_k and

@@ -354,6 +354,7 @@ def _status(found: dict[str, Scored], rows: int) -> Status:
 log = logging.getLogger("doxa")
 
 FEWEST = 10  # effective number of held-out rows; fewer are not used for calibration
+FEWEST_FOR_NOISE = 30  # effective number of held-out rows that can show that the noise varies
 _MOST_NUMBERS = 2**19  # function values that are used, at most
 _FUNCTIONS = 50  # functions that are used, at most
 
@@ -414,6 +415,7 @@ def _calibrate_noise(
     if not (
         likelihood.scales_targets and isinstance(x, Tensor) and x.is_floating_point()
         and x.ndim == 2 and tuple(rows[1].shape[1:]) == (1,)
+        and effective_rows(rows[3]) >= FEWEST_FOR_NOISE
     ):  # fmt: skip
         return None
     return calibrate_noise_scale(likelihood, *rows, x, stopped, seed)

@@ -60,11 +60,12 @@ __all__ = [
     "BrierParts", "CoverageCurve", "EceInterval", "FeatureDensity", "PitHistogram",
     "QuantileReliability", "RareClass", "Reliability", "RiskCoverage", "Segmentation", "Streaming",
     "Threshold", "accuracy", "agreement", "aupr", "auroc", "average_precision", "brier",
-    "brier_decomposition", "closeness", "conformal", "confusion", "corrupted", "coverage", "coverage_curve", "crps", "crps_draws",
-    "ece", "ece_interval", "fpr95", "interval_score", "least_cost", "log_likelihood", "mae", "metrics", "nll",
-    "ood_metrics", "ood_scores", "pinball", "pit", "pit_histogram", "quantile_reliability", "rare_class",
-    "recalibrate", "reliability", "risk_coverage", "rmse", "roc_auc", "segmentation", "sharpness",
-    "shifted", "sweep", "threshold", "top_k_accuracy", "total_variation", "wasserstein2", "width",
+    "brier_decomposition", "closeness", "conformal", "confusion", "corrupted", "coverage",
+    "coverage_curve", "crps", "crps_draws", "ece", "ece_interval", "fpr95", "interval_score",
+    "least_cost", "log_likelihood", "mae", "metrics", "nll", "ood_metrics", "ood_scores", "pinball",
+    "pit", "pit_histogram", "quantile_reliability", "rare_class", "recalibrate", "reliability",
+    "risk_coverage", "rmse", "roc_auc", "segmentation", "sharpness", "shifted", "sweep",
+    "threshold", "top_k_accuracy", "total_variation", "wasserstein2", "width",
 ]  # fmt: skip
 
 

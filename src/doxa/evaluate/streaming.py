@@ -11,8 +11,8 @@ with them coverage, width and pinball, are themselves only known to 1e-6). Two t
 CRPS from draws (Student-t, counts) is drawn anew for each batch. And what depends on the ranks of
 all rows, the adaptive ECE and the area under the risk-coverage curve, needs a number or two of
 every label: `ranks=True` keeps them and adds "adaptive_ece" and "aurc" to the result. AUROC and
-average precision depend on ranks, too: for one label per row, the probabilities of up to 2²³ classes
-and rows are kept; of more, the two scores are omitted.
+average precision depend on ranks, too: for one label per row, up to 2²³ probabilities are kept; of
+more, the two scores are omitted.
 """
 
 from __future__ import annotations

@@ -13,8 +13,9 @@ rows. Ranks are bounded: far from the data, s(x) stays within what was seen.
 
 *Test.* The z-scores |z_i| of the errors become the scores of Klotz (1962),
 Φ⁻¹((1 + r_i/(n + 1))/2)² at the rank r_i. The statistic is the largest absolute correlation of the
-scores with one of the u_k and u_k². Its distribution under errors that do not depend on x comes from permutations of the
-scores, so that the size of the test is exact for any distribution of the errors.
+scores with one of the u_k and u_k². Its distribution under errors that do not depend on x comes
+from permutations of the scores, so that the size of the test is exact for any distribution of the
+errors. (Where the p-value by a normal approximation is above 0.3 or below 1e-6, it is taken.)
 
 *Fit.* The penalised maximum likelihood under b_k, c_k ~ N(0, τ²) (per standard deviation of u_k and
 u_k²), by Fisher scoring. τ is the one with the best score in cross-validation on these rows; if no
@@ -251,7 +252,6 @@ class ScaledNoise(Likelihood):
 
 _KNOTS = 11  # quantiles of a quantity, between which its rank is interpolated
 _MOST_COLUMNS = 20  # inputs; of more, none is used, only the prediction
-_LEAST_ROWS = 30  # effective number of held-out rows; fewer are not tested
 _SIZE = 0.01  # of the test
 _REPLICAS = 999  # permutations
 _PRIOR_STDS = (0.1, 0.2, 0.4, 0.8)
@@ -398,7 +398,7 @@ def calibrate_noise_scale(
     """
     mean, spread = f.double().mean(0)[:, 0], f.double().var(0, correction=0)[:, 0]
     start = NoiseScale.of(mean, x)
-    if start is None or float(weight.sum()) < _LEAST_ROWS:
+    if start is None:
         return None
     error, u = y.double()[:, 0] - mean, start.positions(mean, x)
     found = likelihood.calibrate_held_out(f, y, theta, weight, stopped=stopped)

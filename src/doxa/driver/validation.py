@@ -387,9 +387,11 @@ def calibrate_on_held_out(
         return
     rows, x = at
     stops = 1 if run.pooled_rows else len(posteriors_by_split)  # steps that the rows have chosen
-    noise = _calibrate_noise(before, rows, x, stops * stopped, posterior.record.seed)
-    found = noise.likelihood if noise else before.calibrate_held_out(*rows, stopped=stops * stopped)
-    if found is None and noise is None:
+    found = before.calibrate_held_out(*rows, stopped=stops * stopped)
+    noise = _calibrate_noise(before, found, rows, x, stops * stopped, posterior.record.seed)
+    if noise is not None:
+        found = noise.likelihood
+    elif found is None:
         return
     for each in {id(p): p for p in (posterior, *(p for p, _ in posteriors_by_split))}.values():
         assert isinstance(each, WeightPosterior)
@@ -409,8 +411,9 @@ def calibrate_on_held_out(
 
 
 def _calibrate_noise(
-    likelihood: Likelihood, rows: CalibrationRows, x: Any, stopped: int, seed: int
-) -> CalibratedNoise | None:
+    likelihood: Likelihood, found: CalibratedLikelihood | None, rows: CalibrationRows, x: Any,
+    stopped: int, seed: int,
+) -> CalibratedNoise | None:  # fmt: skip
     """The factor on the noise for one number that is predicted from a table of numbers."""
     if not (
         likelihood.scales_targets and isinstance(x, Tensor) and x.is_floating_point()
@@ -418,7 +421,7 @@ def _calibrate_noise(
         and effective_rows(rows[3]) >= FEWEST_FOR_NOISE
     ):  # fmt: skip
         return None
-    return calibrate_noise_scale(likelihood, *rows, x, stopped, seed)
+    return calibrate_noise_scale(likelihood, *rows, x, found, stopped, seed)
 
 
 def _take_up(posterior: WeightPosterior, found: CalibratedLikelihood) -> None:

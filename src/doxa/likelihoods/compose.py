@@ -378,6 +378,7 @@ def calibrate_noise_scale(
     theta: Theta,
     weight: Tensor,
     x: Tensor,
+    found: CalibratedLikelihood | None = None,
     stopped: int = 1,
     seed: int = 0,
 ) -> CalibratedNoise | None:
@@ -393,6 +394,8 @@ def calibrate_noise_scale(
         As in `Likelihood.calibrate_held_out`; targets have the shape [N, 1].
     x : Tensor
         The inputs of the rows, in fitted units, [N, d].
+    found : CalibratedLikelihood or None
+        The calibrated likelihood for noise that does not depend on x.
     seed : int
         The seed of the permutations and of the folds.
     """
@@ -401,7 +404,6 @@ def calibrate_noise_scale(
     if start is None:
         return None
     error, u = y.double()[:, 0] - mean, start.positions(mean, x)
-    found = likelihood.calibrate_held_out(f, y, theta, weight, stopped=stopped)
     base, now = _current(likelihood, found, theta)
     noise = base.variance(f, now, 1).double().mean(0)[:, 0]
     p_value = noise_p_value(error / (noise + spread).sqrt(), u, weight, seed)

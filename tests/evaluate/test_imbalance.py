@@ -50,8 +50,11 @@ def test_two_classes_against_scikit_learn(weighted: bool) -> None:
         ap = peer.average_precision_score(truth, score, sample_weight=own)
         assert roc_auc(p, y, positive, own) == pytest.approx(auc, abs=1e-12)
         assert average_precision(p, y, positive, own) == pytest.approx(ap, abs=1e-12)
-    assert roc_auc(p, y, None, own) == roc_auc(p, y, 1, own)
-    assert average_precision(p, y, None, own) == average_precision(p, y, 1, own)
+    assert roc_auc(p, y, None, own) == roc_auc(p, y, 0, own)  # the rarer one
+    assert average_precision(p, y, None, own) == average_precision(p, y, 0, own)
+    assert average_precision(p, 1 - y, None, own) == average_precision(p, 1 - y, 1, own)
+    even = np.arange(len(y)) % 2
+    assert average_precision(p, even) == average_precision(p, even, 1)
     bernoulli = bernoulli_of(probs[:, 1])
     assert roc_auc(bernoulli, y, None, own) == pytest.approx(roc_auc(p, y, None, own))
 

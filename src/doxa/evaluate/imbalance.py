@@ -9,8 +9,8 @@ rows. These scores are about one class, the *positive* one, whose probability p 
 with precision P_k = TP/(TP + FP) and recall R_k = TP/(TP + FN) of the rows with p at or above the
 k-th largest value of p; rows with equal p enter together. Both depend on the order of p alone. AP
 (average precision) of a ranking without information is the share of positives, AUROC is one half.
-With two classes the positive one is the second (label 1); with several, the scores are means over
-the classes that occur, each against the rest.
+With two classes the positive one is the rarer in y (of equally frequent ones, label 1); with
+several, the scores are means over the classes that occur, each against the rest.
 
 **Decisions by cost.** If a false positive costs a, and a false negative costs b, the expected cost
 is least if rows with p ≥ a/(a + b) are called positive (Elkan, 2001). Among several classes, the
@@ -44,7 +44,7 @@ def roc_auc(p: Predictive, y: Any, positive: int | None = None, sample_weight: A
     y : array_like [N]
         The labels.
     positive : int, optional
-        The positive class. Default: the second of two classes; of several, the mean over the
+        The positive class. Default: the rarer of two classes in y; of several, the mean over the
         classes that occur.
     sample_weight : array_like [N], optional
         The weight of each label.
@@ -135,7 +135,7 @@ def threshold(
     Parameters
     ----------
     p, y, positive, sample_weight
-        As in `roc_auc`. The default of `positive` with several classes is the rarest in y.
+        As in `roc_auc`. The default of `positive` is the rarest class in y.
     cost_false_positive, cost_false_negative : float
         The costs of the two mistakes. Their ratio decides.
     search : bool
@@ -160,7 +160,7 @@ def threshold(
         raise DataError(f"costs must be positive and finite, got {costs[0]:g} and {costs[1]:g}")
     table = labelled(p, y)
     weight = _weights(table, sample_weight)
-    k = _positive(table, positive)
+    k = _positive(table, positive, weight)
     score, yes = table.comparable(table.probs[:, k]), table.label == k
     total = weight.sum()
 
@@ -267,7 +267,7 @@ def rare_class(
     """
     table = labelled(p, y)
     weight = _weights(table, sample_weight)
-    k = _positive(table, positive) if positive is not None else _rarest(table, weight)
+    k = _positive(table, positive, weight)
     score, yes = table.probs[:, k], (table.label == k).double()
     variance = (weight.square() * score * (1.0 - score)).sum()
     found = {name: _score(table, k, weight, name) for name in ("roc_auc", "average_precision")}
@@ -294,7 +294,7 @@ def _mean_over_classes(
     table = labelled(p, y)
     weight = _weights(table, sample_weight)
     if positive is not None:
-        value = _score(table, _positive(table, positive), weight, name)
+        value = _score(table, _positive(table, positive, weight), weight, name)
     else:
         value = _overall(table, weight, name)
     if not math.isfinite(value):
@@ -303,10 +303,10 @@ def _mean_over_classes(
 
 
 def _overall(table: Labelled, weight: Tensor, name: str) -> float:
-    """The score of the second of two classes, or the mean over the classes that occur."""
+    """The score of the rarer of two classes, or the mean over the classes that occur."""
     number = table.probs.shape[1]
     if number == 2:
-        return _score(table, 1, weight, name)
+        return _score(table, _rarest(table, weight), weight, name)
     there = torch.bincount(table.label, weight, number).nonzero().flatten().tolist()
     return sum(_score(table, k, weight, name) for k in there) / max(1, len(there))
 
@@ -349,18 +349,20 @@ def _weights(table: Labelled, given: Any) -> Tensor:
     return weight
 
 
-def _positive(table: Labelled, given: int | None) -> int:
+def _positive(table: Labelled, given: int | None, weight: Tensor) -> int:
     number = table.probs.shape[1]
     if given is None:
-        return 1 if number == 2 else _rarest(table, torch.ones_like(table.probs[:, 0]))
+        return _rarest(table, weight)
     if not 0 <= given < number:
         raise DataError(f"there are classes 0 to {number - 1}, and no class {given}")
     return given
 
 
 def _rarest(table: Labelled, weight: Tensor) -> int:
+    """The class with the least weight of those that occur, the last of several."""
     total = torch.bincount(table.label, weight, table.probs.shape[1])
-    return int(torch.where(total > 0, total, math.inf).argmin())
+    found = torch.where(total > 0, total, math.inf)
+    return int((found == found.min()).nonzero()[-1])
 
 
 def _share(part: Tensor, whole: Tensor) -> float:

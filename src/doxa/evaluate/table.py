@@ -105,11 +105,11 @@ SCORES = (
     Score("brier", "Brier score", "lower", "squared distance of the probabilities from the target",
           tile=True, compared=True, printed=True),
     Score("roc_auc", "AUROC", "higher",
-          "probability that a row of the second class has a larger probability of it than another "
+          "probability that a row of the rarer class has a larger probability of it than another "
           "row; of several classes, the mean over them", tile=True, compared=True, printed=True),
     Score("average_precision", "average precision", "higher",
-          "mean precision over recall for the second class, for rare classes; without information "
-          "it is their share; of several classes, the mean over them", compared=True,
+          "mean precision over recall for the rarer class; without information it is its share; "
+          "of several classes, the mean over them", compared=True,
           printed=True),
     Score("set_coverage", "set coverage", "near", "share of targets inside the conformal set",
           set_coverage_each, "classes", share=True, at_level=True, printed=True),

@@ -18,8 +18,10 @@ from permutations of the scores, so that the size of the test is exact for any d
 errors. (Where the p-value by a normal approximation is above 0.3 or below 1e-6, it is taken.)
 
 *Fit.* The penalised maximum likelihood under b_k, c_k ~ N(0, τ²) (per standard deviation of u_k and
-u_k²), by Fisher scoring. τ is the one with the best score in cross-validation on these rows; if no
-τ scores better than a constant, nothing changes.
+u_k²), by Fisher scoring. τ is the one with the best score in cross-validation on these rows. The
+family and the level of the noise are then calibrated with the factors of cross-validation, in which
+no row has a part: with its own factor a large error would look small. The factor is used if it
+scores better than noise that does not depend on x, by one standard error of the difference.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ from doxa.likelihoods.base import (
     log_mean_prob,
     map_estimate,
     per_row,
+    significant_gain,
     sum_event,
 )
 from doxa.likelihoods.gaussian import StudentT
@@ -400,6 +403,7 @@ def calibrate_noise_scale(
         The seed of the permutations and of the folds.
     """
     mean, spread = f.double().mean(0)[:, 0], f.double().var(0, correction=0)[:, 0]
+    weight = weight.double()
     start = NoiseScale.of(mean, x)
     if start is None:
         return None
@@ -409,25 +413,28 @@ def calibrate_noise_scale(
     p_value = noise_p_value(error / (noise + spread).sqrt(), u, weight, seed)
     if not p_value <= _SIZE:
         return None
-    scale = None
+    constant = log_mean_prob(base.log_prob(f, y, now, 1))
     for _ in range(2):  # the family of the noise depends on the factor, and the factor on it
         fitted = _fit_scale(start, base, now, error, spread, u, weight, seed)
         if fitted is None:
             return None
-        scale, parameters = fitted
-        factor = (-scale.log_scale(mean, x)).exp().to(f).unsqueeze(1)
+        scale, h = fitted
+        factor = (-h).exp().to(f).unsqueeze(1)
         rows = f * factor, y * factor.to(y)
         found, before = likelihood.calibrate_held_out(*rows, theta, weight, stopped=stopped), base
         base, now = _current(likelihood, found, theta)
         if base == before:
             break
-    assert scale is not None
-    more = parameters / (_information(base) * float(weight.sum()))  # b and c fit these rows
+    more = 0.0
     if found is None:
-        more += map_estimate(
+        more = map_estimate(
             lambda by: log_mean_prob(base.log_prob(*rows, _louder(base, theta, by), 1)),
             weight, 2.0, 5.0, likelihood.degrees_of_freedom_correction,
         )  # fmt: skip
+        now = _louder(base, theta, more)
+    gain = log_mean_prob(base.log_prob(*rows, now, 1)) - h - constant
+    if not significant_gain(gain, weight, 1.0):
+        return None
     columns = _strongest(scale, u)
     return CalibratedNoise(replace(scale, level=scale.level + more), columns, found, p_value)
 
@@ -461,18 +468,12 @@ def _louder(base: Likelihood, theta: Theta, by: float) -> Theta:
     return {**theta, name: theta[name] + by}
 
 
-def _information(base: Likelihood) -> float:
-    """The Fisher information of the log scale in one row: 2, for Student-t noise 2v/(v + 3)."""
-    df = getattr(base, "df", None) or math.inf
-    return 2.0 / (1.0 + 3.0 / df)
-
-
 def _fit_scale(
     start: NoiseScale, base: Likelihood, theta: Theta, error: Tensor, spread: Tensor, u: Tensor,
     weight: Tensor, seed: int,
-) -> tuple[NoiseScale, float] | None:  # fmt: skip
-    """The factor with the best τ, and its effective number of parameters; None if a constant is
-    better. An error has the variance of the functions plus that of the noise."""
+) -> tuple[NoiseScale, Tensor] | None:  # fmt: skip
+    """The factor with the best τ, and log s of each row by a fit without its fold; None if a
+    constant is better. An error has the variance of the functions plus that of the noise."""
     df = getattr(base, "df", None) or math.inf
     scale = theta[base.log_scales[0]].double().exp().square().mean()
     fixed = spread * (1.0 - 2.0 / df) / scale  # in units of σ²
@@ -483,27 +484,25 @@ def _fit_scale(
     fold = torch.randperm(len(u), generator=generator(seed, "noise scale", "folds")) % _FOLDS
     fold = fold.to(u.device)
 
-    def score(std: float) -> float:
-        total = 0.0
+    def cross_fitted(std: float) -> Tensor:
+        h = torch.empty_like(error)
         for k in range(_FOLDS):
             seen, new = fold != k, fold == k
-            fitted, _ = _fisher_scoring(
-                basis[seen], error[seen], fixed[seen], weight[seen], df, std
-            )
-            h = fitted[0] + basis[new] @ fitted[1:]
-            total += float((weight[new] * _log_density(h, error[new], fixed[new], df)).sum())
-        return total
+            fitted = _fisher_scoring(basis[seen], error[seen], fixed[seen], weight[seen], df, std)
+            h[new] = fitted[0] + basis[new] @ fitted[1:]
+        return h
 
-    scores = {std: score(std) for std in (0.0, *_PRIOR_STDS)}
+    each = {std: cross_fitted(std) for std in (0.0, *_PRIOR_STDS)}
+    scores = {std: float(weight @ _log_density(h, error, fixed, df)) for std, h in each.items()}
     best = max(scores, key=lambda std: scores[std])
     if best == 0.0:
         return None
-    fitted, parameters = _fisher_scoring(basis, error, fixed, weight, df, best)
+    fitted = _fisher_scoring(basis, error, fixed, weight, df, best)
     slopes = fitted[1:] / size
     level = float(fitted[0] - slopes @ centre)
     count = u.shape[1]
     linear, square = slopes[:count].tolist(), slopes[count:].tolist()
-    return replace(start, linear=tuple(linear), square=tuple(square), level=level), parameters
+    return replace(start, linear=tuple(linear), square=tuple(square), level=level), each[best]
 
 
 def _log_density(h: Tensor, error: Tensor, fixed: Tensor, df: float) -> Tensor:
@@ -516,9 +515,8 @@ def _log_density(h: Tensor, error: Tensor, fixed: Tensor, df: float) -> Tensor:
 
 def _fisher_scoring(
     basis: Tensor, error: Tensor, fixed: Tensor, weight: Tensor, df: float, std: float
-) -> tuple[Tensor, float]:
-    """(a, b) that maximise Σ w log p(error | h = a + basis b) - |b|²/(2 std²), and the effective
-    number of parameters in b."""
+) -> Tensor:
+    """(a, b) that maximise Σ w log p(error | h = a + basis b) - |b|²/(2 std²)."""
     design = torch.cat([torch.ones_like(basis[:, :1]), basis], 1)
     penalty = torch.full((design.shape[1],), 1.0 / max(std, 1e-6) ** 2).to(design)
     penalty[0] = 1e-6
@@ -538,9 +536,7 @@ def _fisher_scoring(
         now = now + step
         if float(step.abs().amax()) < 1e-6:
             break
-    inverse = torch.linalg.inv(curvature)
-    used = 1.0 - penalty[1:] * inverse.diagonal()[1:]
-    return now, float(used.sum())
+    return now
 
 
 @dataclass(frozen=True)

@@ -276,7 +276,7 @@ def test_functions_are_drawn_as_wide_as_they_are(monkeypatch: pytest.MonkeyPatch
 
 def uneven() -> Data:
     """y = x₀ plus normal errors of 0.3 exp(0.8 x₁)."""
-    x = torch.randn(N, 2, generator=generator(5))
+    x = 3.0 * torch.rand(N, 2, generator=generator(5)) - 1.5
     noise = 0.3 * (0.8 * x[:, 1]).exp()
     return x, 10.0 + 4.0 * (x[:, 0] + noise * torch.randn(N, generator=generator(6)))
 

@@ -414,6 +414,8 @@ def calibrate_noise_scale(
     if not p_value <= _SIZE:
         return None
     constant = log_mean_prob(base.log_prob(f, y, now, 1))
+    # Where tails are heavy under constant noise, they need no proof under noise that varies.
+    tails: dict[str, Any] = {"clear": 0.0} if isinstance(base, StudentT) else {}
     for _ in range(2):  # the family of the noise depends on the factor, and the factor on it
         fitted = _fit_scale(start, base, now, error, spread, u, weight, seed)
         if fitted is None:
@@ -421,7 +423,8 @@ def calibrate_noise_scale(
         scale, h = fitted
         factor = (-h).exp().to(f).unsqueeze(1)
         rows = f * factor, y * factor.to(y)
-        found, before = likelihood.calibrate_held_out(*rows, theta, weight, stopped=stopped), base
+        found = likelihood.calibrate_held_out(*rows, theta, weight, stopped=stopped, **tails)
+        before = base
         base, now = _current(likelihood, found, theta)
         if base == before:
             break

@@ -1,6 +1,6 @@
 """Size and power of the tests that choose the noise on held-out rows.
 
-    python -m benchmarks.held_out_tests [--repeats 1000] [--fits 60]
+    python -m benchmarks.held_out_tests [--repeats 600] [--fits 60]
 
 Three tables. First, noise that varies with x: the share of simulated tables of n held-out rows with
 four inputs in which the test finds a dependence, for errors e·exp(slope·x₁), and three
@@ -85,7 +85,7 @@ def fitted(kind: str, slope: float, seed: int) -> tuple[bool, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--repeats", type=int, default=1000)
+    parser.add_argument("--repeats", type=int, default=600)
     parser.add_argument("--fits", type=int, default=60)
     asked = parser.parse_args()
     torch.set_num_threads(1)

@@ -335,12 +335,15 @@ class CalibratedNoise(NamedTuple):
         prediction.
     likelihood: None where it is unchanged.
     p_value: of noise that does not depend on x.
+    optimism: how much better the factor scores these rows than factors of cross-validation, on
+        average.
     """
 
     scale: NoiseScale
     columns: tuple[int, ...]
     likelihood: CalibratedLikelihood | None
     p_value: float
+    optimism: float
 
 
 def noise_p_value(z: Tensor, u: Tensor, weight: Tensor, seed: int = 0) -> float:
@@ -435,11 +438,15 @@ def calibrate_noise_scale(
             weight, 2.0, 5.0, likelihood.degrees_of_freedom_correction,
         )  # fmt: skip
         now = _louder(base, theta, more)
-    gain = log_mean_prob(base.log_prob(*rows, now, 1)) - h - constant
-    if not significant_gain(gain, weight, 1.0):
+    new = log_mean_prob(base.log_prob(*rows, now, 1)) - h
+    if not significant_gain(new - constant, weight, 1.0):
         return None
-    columns = _strongest(scale, u)
-    return CalibratedNoise(replace(scale, level=scale.level + more), columns, found, p_value)
+    h = scale.log_scale(mean, x)
+    factor = (-h).exp().to(f).unsqueeze(1)
+    own = log_mean_prob(base.log_prob(f * factor, y * factor.to(y), now, 1)) - h
+    optimism = max(0.0, float(weight @ (own - new) / weight.sum()))
+    scale = replace(scale, level=scale.level + more)
+    return CalibratedNoise(scale, _strongest(scale, u), found, p_value, optimism)
 
 
 def _strongest(scale: NoiseScale, u: Tensor) -> tuple[int, ...]:

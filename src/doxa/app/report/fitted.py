@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from doxa import describe as facts_of
 from doxa import registry
 from doxa.app.report import html
 from doxa.app.report.charts import Axis, Line, Mark, Plot, Points, Ribbon
@@ -138,10 +139,22 @@ def _run(subject: Subject) -> Content:
             ("precision", str(posterior.dtype).removeprefix("torch.")),
             ("log evidence", _number(posterior.log_evidence)),
             ("ELBO", _number(posterior.elbo)),
-            ("validation", _number(posterior.validation, " mean log predictive")),
+            ("held-out score", _held_out_score(posterior)),
             ("versions", _versions(posterior) or None),
         ],
     )
+
+
+def _held_out_score(posterior: Any) -> str | None:
+    """The estimated score of new rows ± its standard error, and how the estimate was made."""
+    if posterior.validation is None:
+        return None
+    found = posterior.diagnostics.get("held_out") or {}
+    shown = short(float(posterior.validation), 5)
+    if "log_prob_error" in found:
+        shown += f" ± {short(found['log_prob_error'], 2)}"
+    made = facts_of.estimated_by(found)
+    return f"{shown} mean log predictive" + (f" ({made})" if made else "")
 
 
 def _number(value: Any, unit: str = "") -> str | None:

@@ -112,6 +112,7 @@ class CrossFit:
                 held_out["later_rows"] = True
             if "fitted_likelihood" in found.metadata:
                 record.metadata["fitted_likelihood"] = found.metadata["fitted_likelihood"]
+            if "held_out_calibration" in found.diagnostics:
                 adopt_likelihood(posterior, evaluated)
             record.status = record.status.or_before(found.status)
 

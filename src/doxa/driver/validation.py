@@ -57,6 +57,11 @@ counted twice (`ensemble/map.py` has the same for a noise level, in closed form)
 `Likelihood.calibrate_held_out` estimates them; without clear evidence from the rows, nothing
 changes. The weights of the rows are scaled to add up to their effective number.
 
+If the likelihood has a noise level and one number is predicted from a table of numbers, the rows
+also show whether the noise depends on the prediction or on an input (`calibrate_noise_scale` in
+`likelihoods/compose.py`, a test of size 0.01). The posterior then has a `noise_scale`, a factor on
+the noise for each row.
+
 **Groups.** If rows belong to groups, the held-out rows are whole groups, and a group counts as one
 row: standard errors are clustered by group, and numbers of rows are numbers of groups.
 """
@@ -72,7 +77,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
-from doxa import store
+from doxa import describe, store
 from doxa.data import Data, as_tensors, rows_of
 from doxa.data.fitted_rows import reference_of
 from doxa.data.rows import number_of_rows, per_effective_row, standard_error, weighted_mean
@@ -80,10 +85,11 @@ from doxa.driver.loop import Progress
 from doxa.errors import MemoryBudgetError
 from doxa.likelihoods import Likelihood
 from doxa.likelihoods.base import CalibratedLikelihood
+from doxa.likelihoods.compose import CalibratedNoise, calibrate_noise_scale
 from doxa.method import Method, Run, slice_state
 from doxa.posterior import HeldOutCalibration, Posterior, Status
 from doxa.posterior.certificate import Certificate, input_scores
-from doxa.posterior.weights import WeightPosterior
+from doxa.posterior.weights import WeightPosterior, concatenate
 from doxa.predictive import Predictive
 from doxa.predictive.classes import drawn
 from doxa.predictive.form import draw_functions
@@ -127,16 +133,24 @@ class Choices(NamedTuple):
         The number of parameters of the likelihood, and of settings of the method.
     calibration : float
         What the calibration of the likelihood has gained, in nats per row.
+    noise : float
+        How much better noise that varies with x scores these rows than rows that have no part in
+        it, in nats per row, by cross-validation.
     """
 
     steps: Sequence[float] = ()
     parameters: int = 0
     calibration: float = 0.0
+    noise: float = 0.0
 
     @property
     def numbers(self) -> int:
         """How many numbers they have chosen for a member."""
-        return (max(self.steps, default=0.0) > 0) + self.parameters + (self.calibration > 0)
+        return (
+            (max(self.steps, default=0.0) > 0)
+            + self.parameters
+            + ((self.calibration > 0) + (self.noise > 0))
+        )
 
 
 def evaluate_held_out(
@@ -172,7 +186,7 @@ def evaluate_held_out(
         shared = pooled or one.mixed
         optimism = min(1 / (together if pooled else sizes[split]), 2 * step)
         optimism += choices.parameters / (together if shared else sizes[split])
-        optimism += min(1 / together, 2 * choices.calibration)
+        optimism += min(1 / together, 2 * choices.calibration) + choices.noise
         optimism *= optimistic
         shift = {"log_prob": -optimism, "coverage": -_PER_NAT * optimism}
         scores = {
@@ -682,6 +696,7 @@ def _status(
 log = logging.getLogger("doxa")
 
 FEWEST = 10  # effective number of held-out rows; fewer are not used for calibration
+FEWEST_FOR_NOISE = 30  # effective number of held-out rows that can show that the noise varies
 _MOST_NUMBERS = 2**19  # function values that are used, at most
 _FUNCTIONS = 50  # functions that are used, at most
 
@@ -697,9 +712,10 @@ def calibrate_on_held_out(
     run: Run,
     stopped: bool,
     alone: bool = False,
-) -> float:
+) -> tuple[float, float]:
     """Calibrate the likelihood of a posterior, and of its members alone, on the held-out rows.
-    Returns what it has gained there, in nats per row; 0 without calibration.
+    Returns what it has gained there, and the optimism of noise that varies with x, in nats per row;
+    0 without calibration.
 
     `stopped`: whether training used early stopping on these rows. Only methods that overfit are
     calibrated; the others integrate over the parameters of the likelihood. `alone`: each member is
@@ -709,22 +725,48 @@ def calibrate_on_held_out(
     if not (
         method.overfits and before.calibrates_on_held_out and isinstance(posterior, WeightPosterior)
     ):
-        return 0.0
-    rows = _rows(None if alone else posterior, posteriors_by_split, run)
-    if rows is None or float(rows[3].sum()) < FEWEST:
-        return 0.0
+        return 0.0, 0.0
+    at = _rows(None if alone else posterior, posteriors_by_split, run)
+    if at is None or float(at[0][3].sum()) < FEWEST:
+        return 0.0, 0.0
+    rows, x = at
     stops = 1 if run.pooled_rows else len(posteriors_by_split)  # steps that the rows have chosen
     found = before.calibrate_held_out(*rows, stopped=stops * stopped)
-    if found is None:
-        return 0.0
+    noise = _calibrate_noise(before, found, rows, x, stops * stopped, posterior.record.seed)
+    if noise is not None:
+        found = noise.likelihood
+    elif found is None:
+        return 0.0, 0.0
     for each in {id(p): p for p in (posterior, *(p for p, _ in posteriors_by_split))}.values():
         assert isinstance(each, WeightPosterior)
-        _take_up(each, found)
-    posterior.record.metadata["fitted_likelihood"] = store.encode(before)
-    calibration: HeldOutCalibration = {"rows": len(rows[1]), "likelihood": found.message}
+        if found is not None:
+            _take_up(each, found)
+        each.noise_scale = noise.scale if noise else None
+    if found is not None:
+        posterior.record.metadata["fitted_likelihood"] = store.encode(before)
+    message = found.message if found else before.name
+    calibration: HeldOutCalibration = {"rows": len(rows[1]), "likelihood": message}
+    if noise is not None:
+        calibration["noise_columns"] = list(noise.columns)
+        calibration["noise_p_value"] = noise.p_value
     posterior.record.diagnostics["held_out_calibration"] = calibration
-    log.info("likelihood: %s, by %d held-out rows", found.message, len(rows[1]))
-    return found.gain
+    chosen = describe.calibrated_likelihood(calibration)
+    log.info("likelihood: %s, by %d held-out rows", chosen, len(rows[1]))
+    return found.gain if found else 0.0, noise.optimism if noise else 0.0
+
+
+def _calibrate_noise(
+    likelihood: Likelihood, found: CalibratedLikelihood | None, rows: CalibrationRows, x: Any,
+    stopped: int, seed: int,
+) -> CalibratedNoise | None:  # fmt: skip
+    """The factor on the noise for one number that is predicted from a table of numbers."""
+    if not (
+        likelihood.scales_targets and isinstance(x, Tensor) and x.is_floating_point()
+        and x.ndim == 2 and tuple(rows[1].shape[1:]) == (1,)
+        and float(rows[3].sum()) >= FEWEST_FOR_NOISE
+    ):  # fmt: skip
+        return None
+    return calibrate_noise_scale(likelihood, *rows, x, found, stopped, seed)
 
 
 def _take_up(posterior: WeightPosterior, found: CalibratedLikelihood) -> None:
@@ -741,6 +783,7 @@ def _take_up(posterior: WeightPosterior, found: CalibratedLikelihood) -> None:
 def adopt_likelihood(posterior: Posterior, other: Posterior) -> None:
     """Give a posterior the likelihood of another one, and the values of its learned parameters."""
     assert isinstance(posterior, WeightPosterior) and isinstance(other, WeightPosterior)
+    posterior.noise_scale = other.noise_scale
     model = posterior.network.with_likelihood(other.base_likelihood)
     posterior.base_likelihood, posterior.model = other.base_likelihood, model
     names = [name for name in other.layout.names if name.startswith("likelihood.")]
@@ -755,13 +798,14 @@ def adopt_likelihood(posterior: Posterior, other: Posterior) -> None:
 
 def _rows(
     posterior: Posterior | None, posteriors_by_split: PosteriorsBySplit, run: Run
-) -> CalibrationRows | None:
-    """The held-out rows and the functions at them. None if a prediction is not a mixture of
-    functions."""
+) -> tuple[CalibrationRows, Any] | None:
+    """The held-out rows and the functions at them, and the inputs in fitted units. None if a
+    prediction is not a mixture of functions."""
     data, most = run.rows, _MOST_NUMBERS // len(posteriors_by_split)
     assert data.validation is not None
     parts: list[CalibrationRows] = []
     groups: list[Tensor] = []
+    inputs: list[Any] = []
     for alone, split in posteriors_by_split:
         rows = counted(data, data.validation[split], most // _FUNCTIONS)
         form = moved(posterior or alone, alone, in_units(data, rows, split)[0])
@@ -770,7 +814,8 @@ def _rows(
         some = torch.linspace(0, len(form.f) - 1, min(len(form.f), _FUNCTIONS)).round().long()
         f = form.f[some.to(form.f.device)]
         theta = {k: v[some.to(v.device)] for k, v in form.theta.items()}
-        y = data.take(rows, torch.tensor(data.run_of(split)))[1]
+        x, y = data.take(rows, torch.tensor(data.run_of(split)))
+        inputs.append(x)
         one = torch.ones(len(rows), dtype=torch.float64, device=f.device)
         weight, group = data.weight_of(rows), data.groups_of(rows)
         if group is not None:
@@ -779,4 +824,5 @@ def _rows(
     fs, ys, thetas, weights = zip(*parts, strict=True)
     weight = per_effective_row(torch.cat(weights), torch.cat(groups) if groups else None)
     weight = torch.ones_like(torch.cat(weights)) if weight is None else weight
-    return torch.cat(fs, 1), torch.cat(ys), thetas[0], weight
+    found = torch.cat(fs, 1), torch.cat(ys), thetas[0], weight
+    return found, concatenate(inputs, 0)

@@ -144,11 +144,13 @@ class Stopping(TypedDict):
     rows: list[float]  # the total weight of its held-out rows, which scores are summed over
 
 
-class HeldOutCalibration(TypedDict):
+class HeldOutCalibration(TypedDict, total=False):
     """The calibration of the likelihood on held-out rows."""
 
-    rows: int
-    likelihood: str  # what was found, as text
+    rows: Required[int]
+    likelihood: Required[str]  # what was found, as text
+    noise_columns: list[int]  # the inputs that the noise depends on most; -1: the prediction
+    noise_p_value: float  # of noise that does not depend on them
 
 
 class Diagnostics(dict[str, Any]):
@@ -216,7 +218,8 @@ class Diagnostics(dict[str, Any]):
 
     @property
     def held_out_calibration(self) -> HeldOutCalibration | None:
-        """The calibration of the likelihood on held-out rows: rows, likelihood."""
+        """The calibration of the likelihood on held-out rows: rows, likelihood; noise_columns and
+        noise_p_value."""
         return self.get("held_out_calibration")
 
     @property

@@ -67,6 +67,7 @@ from doxa.app.options import (
     Validation,
     Verbose,
 )
+from doxa.describe import calibrated_likelihood
 from doxa.errors import MethodError, StoreError
 from doxa.store import write_text
 
@@ -322,7 +323,11 @@ def fit(
     if found := posterior.diagnostics.get("held_out"):
         out.print(f"held out: {describe.held_out(found)}", highlight=False, soft_wrap=True)
     if left := posterior.diagnostics.get("held_out_calibration"):
-        out.print(f"likelihood: {left['likelihood']}, chosen by {left['rows']:,} held-out rows")
+        chosen = calibrated_likelihood(left, columns.input_names)
+        out.print(
+            f"likelihood: {chosen}, chosen by {left['rows']:,} held-out rows",
+            highlight=False, soft_wrap=True,
+        )  # fmt: skip
     if asked:
         rows = parts.calibration
         groups = together.some(rows).groups

@@ -24,6 +24,7 @@ from doxa.app.report.text import (
     settings,
     short,
 )
+from doxa.describe import calibrated_likelihood
 
 MOST_COLUMNS = 60
 MOST_NOTES = 20
@@ -96,7 +97,7 @@ def _certificate(subject: Subject) -> Content:
 
 def _model(subject: Subject) -> Content:
     posterior, model = subject.posterior, subject.posterior.model
-    pairs: list[tuple[str, Content]] = [("likelihood", _likelihood(posterior))]
+    pairs: list[tuple[str, Content]] = [("likelihood", _likelihood(subject))]
     if model is None:
         pairs += [("network", "none: the method does not use one")]
     else:
@@ -115,8 +116,13 @@ def _model(subject: Subject) -> Content:
     return html.card("Model", pairs)
 
 
-def _likelihood(posterior: Any) -> str:
+def _likelihood(subject: Subject) -> str:
+    posterior, schema = subject.posterior, subject.schema
     text = describe(posterior.base_likelihood)
+    left = posterior.diagnostics.get("held_out_calibration", {})
+    if "noise_columns" in left:
+        names = schema.input_names if schema else posterior.columns
+        text = calibrated_likelihood({**left, "likelihood": text}, names)
     if rows := _chosen_by(posterior):
         return f"{text}, chosen by {rows:,} held-out rows"
     return f"{text}, noise learned" if posterior.base_likelihood.learns_noise else text

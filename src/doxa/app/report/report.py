@@ -36,6 +36,7 @@ class Part(NamedTuple):
 
 SECTIONS = (
     Part("scores", "Scores", scores.scores_section, True),
+    Part("rare-class", "Rare class", scores.rare_class_section, True),
     Part("calibration", "Calibration", calibration.calibration_section, True),
     Part("uncertainty", "Uncertainty", calibration.uncertainty_section, True),
     Part("predictions", "Predictions and targets", predictions.predictions_section, True),

@@ -37,8 +37,9 @@ from doxa.method import (
     optimise,
     unflatten_particles,
 )
-from doxa.method.method import between, positive, whole
+from doxa.method.method import Alternatives, between, positive, whole
 from doxa.posterior import GaussianPosterior, Posterior
+from doxa.priors import FanInNormal
 
 LOG_2PI_E = math.log(2 * math.pi * math.e)
 
@@ -216,6 +217,10 @@ class GaussianVI(VariationalGaussian):
     initial_std: the standard deviation each weight starts with. The others are those of every
         Gaussian: temperature, samples, average, elbo_samples.
     """
+
+    alternatives: ClassVar[Alternatives] = Alternatives(
+        FanInNormal(10.0), 1.0, ({"initial_std": 0.005},)
+    )
 
     initial_std: float = positive(0.05, per_run=True)
 

@@ -44,7 +44,7 @@ from doxa.method import (
     noise_on_held_out,
     optimise,
 )
-from doxa.method.method import between, one_of
+from doxa.method.method import Alternatives, between, one_of
 from doxa.model.layers import MaskedDropout, with_input_dropout
 from doxa.model.model import Network
 from doxa.posterior import ImplicitPosterior, Posterior
@@ -69,6 +69,7 @@ class MCDropout(Method):
     name: ClassVar[str] = "mc-dropout"
     half_precision: ClassVar[bool] = True
     overfits: ClassVar[bool] = True
+    alternatives: ClassVar[Alternatives] = Alternatives(settings=({"p": 0.02}, {"p": 0.005}))
 
     p: float | None = between(
         None, 0, 1, "()", because="it is the probability to drop", per_run=True

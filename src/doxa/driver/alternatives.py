@@ -1,0 +1,144 @@
+"""Alternatives: a fit with the default settings is followed by fits with other ones.
+
+A network that is trained with a small learning rate and a narrow prior may end on a plateau, far
+from a curve that it could learn. Held-out rows show this only if something learns more. So a method
+may declare `Alternatives`: a wider prior, a larger learning rate, and values of its own settings.
+They are fitted as stacked runs, with the same held-out rows, and the best posterior is returned.
+The fit with the default settings is kept if no alternative gains clearly more:
+
+    gain > max(0.02, 2/m) nats per held-out row, of m rows
+
+which is more than the optimism of choosing the best of a few fits on these rows.
+
+Alternatives are fitted if there are fewer than `FEW_ROWS` rows, where a second fit costs little.
+With more rows they are fitted if the first fit has a status that says that it has learned too
+little. While the held-out rows gain `MUCH` nats per row or the status remains, another round
+follows, with twice as many steps: training does not end on a plateau. After `ROUNDS` rounds it
+ends, with the status of the best fit.
+
+Only settings that the user has not given are changed: with a `prior`, `lr`, `steps`, `epochs`,
+`schedule`, `optimizer` or setting of the method, or with `validation` other than "auto", there are
+no alternatives. They are for tables of numbers and networks with at most `MOST_WEIGHTS` weights,
+for which a stack of several costs little more than one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from doxa.data.rows import effective_rows
+from doxa.driver.runs import RunSpec
+from doxa.driver.setup import Given
+from doxa.method import Method
+from doxa.method.method import Alternatives
+from doxa.model.model import Network, Problem
+from doxa.posterior import Posterior
+
+log = logging.getLogger("doxa")
+
+FEW_ROWS = 1000  # with fewer rows, alternatives are always fitted
+MOST_WEIGHTS = 20_000  # of a network for which alternatives are fitted
+ROUNDS = 3
+LEAST, MUCH = 0.02, 0.2  # nats per held-out row, to choose an alternative and to go on
+LEARNED_LITTLE = ("underfit", "prior-collapse", "worse-than-constant")
+
+Fitted = Callable[[Sequence[RunSpec], int, str], Sequence[Posterior]]
+
+
+def alternatives_of(
+    method: Method, problem: Problem, given: Given, specs: Sequence[RunSpec]
+) -> Alternatives | None:
+    """The alternatives of a method with default settings, for a table and a small network."""
+    found = method.alternatives
+    if found is None or not isinstance(problem, Network) or not problem.model.default_prior:
+        return None
+    table = (
+        given.source is None and given.tasks is None and isinstance(given.x, Tensor)
+        and given.x.ndim == 2 and given.x.is_floating_point()
+    )  # fmt: skip
+    if not table or problem.layout.size > MOST_WEIGHTS or any(spec.hyper for spec in specs):
+        return None
+    names = {name for settings in found.settings for name in settings}
+    if any(getattr(method, name) != getattr(type(method)(), name) for name in names):
+        return None
+    return found
+
+
+def best_of_alternatives(
+    first: Sequence[Posterior], specs: Sequence[RunSpec], found: Alternatives, given: Given,
+    fitted: Fitted,
+) -> list[Posterior]:  # fmt: skip
+    """The best posterior of each run: the `first` ones, or alternatives.
+
+    `fitted` fits runs, as a function of their settings, the factor of the number of steps, and a
+    name for the folder of checkpoints."""
+    best = list(first)
+    gained: list[float] = [0.0] * len(best)
+    tried = [0] * len(best)
+    for round_ in range(ROUNDS):
+        again = [
+            r for r, posterior in enumerate(best)
+            if posterior.validation is not None
+            and (_learned_little(posterior) or gained[r] >= MUCH
+                 or (round_ == 0 and _rows(given, specs[r]) < FEW_ROWS))
+        ]  # fmt: skip
+        if not again:
+            break
+        each = [
+            replace(specs[r], hyper=dict(settings)) for r in again for settings in found.settings
+        ]
+        posteriors = fitted(each, 2**round_, f"alternatives-{round_}")
+        count = len(found.settings)
+        for i, r in enumerate(again):
+            own = posteriors[i * count : (i + 1) * count]
+            tried[r] += count
+            better = max(own, key=_score)
+            gained[r] = _score(better) - _score(best[r])
+            if gained[r] > _margin(best[r]) and better.status != "diverged":
+                best[r] = better
+    for r, posterior in enumerate(best):
+        if tried[r]:
+            chosen = posterior is not first[r]
+            posterior.record.diagnostics["alternatives"] = {
+                "tried": tried[r], "chosen": chosen, "before": first[r].validation,
+            }  # fmt: skip
+    changed = sum(posterior is not before for posterior, before in zip(best, first, strict=True))
+    if changed:
+        which = "" if len(best) == 1 else f" for {changed} of {len(best)} runs"
+        gain = max(_score(p) - _score(f) for p, f in zip(best, first, strict=True))
+        settings = next(p for p, f in zip(best, first, strict=True) if p is not f)
+        log.info(
+            "other settings than the defaults predict the held-out rows better, by up to %.2g nats "
+            "per row%s: %s", gain, which, settings.record.metadata.get("alternative")
+        )  # fmt: skip
+    return best
+
+
+def _learned_little(posterior: Posterior) -> bool:
+    return str(posterior.status) in LEARNED_LITTLE
+
+
+def _score(posterior: Posterior) -> float:
+    value = posterior.validation
+    return -float("inf") if value is None or value != value else value
+
+
+def _margin(posterior: Posterior) -> float:
+    rows = posterior.record.diagnostics.get("held_out", {}).get("rows", 0)
+    return max(LEAST, 2 / max(1, rows))
+
+
+def _rows(given: Given, spec: RunSpec) -> float:
+    rows = given.rows_of_run(spec)
+    return len(rows) if given.weight is None else effective_rows(given.weight[rows])
+
+
+def changed_settings(found: Alternatives, settings: Any, rate: float, steps: int) -> str:
+    """The settings of an alternative as text."""
+    own = {"prior": found.prior, "lr": rate, "steps": steps, **settings}
+    return ", ".join(f"{name}={value!r}" for name, value in own.items())

@@ -63,7 +63,7 @@ def alternatives_of(
     )  # fmt: skip
     if not table or problem.layout.size > MOST_WEIGHTS or any(spec.hyper for spec in specs):
         return None
-    names = {name for settings in found.settings for name in settings}
+    names = {name for settings in found.settings for name in settings} - {"lr"}
     if any(getattr(method, name) != getattr(type(method)(), name) for name in names):
         return None
     return found
@@ -140,5 +140,5 @@ def _rows(given: Given, spec: RunSpec) -> float:
 
 def changed_settings(found: Alternatives, settings: Any, rate: float, steps: int) -> str:
     """The settings of an alternative as text."""
-    own = {"prior": found.prior, "lr": rate, "steps": steps, **settings}
+    own = {"prior": found.prior, "lr": rate, "steps": steps} | dict(settings)
     return ", ".join(f"{name}={value!r}" for name, value in own.items())

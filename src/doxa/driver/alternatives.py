@@ -12,9 +12,8 @@ which is more than the optimism of choosing the best of a few fits on these rows
 
 Alternatives are fitted if there are fewer than `FEW_ROWS` rows, where a second fit costs little.
 With more rows they are fitted if the first fit has a status that says that it has learned too
-little. While the held-out rows gain `MUCH` nats per row or the status remains, another round
-follows, with twice as many steps: training does not end on a plateau. After `ROUNDS` rounds it
-ends, with the status of the best fit.
+little. Another round with twice as many steps follows, up to `ROUNDS`, while the held-out rows
+gain `MUCH` nats per row, or gain and the status remains: training does not end on a plateau.
 
 Only settings that the user has not given are changed: with a `prior`, `lr`, `steps`, `epochs`,
 `schedule`, `optimizer` or setting of the method, or with `validation` other than "auto", there are
@@ -25,6 +24,7 @@ for which a stack of several costs little more than one.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -78,14 +78,13 @@ def best_of_alternatives(
     `fitted` fits runs, as a function of their settings, the factor of the number of steps, and a
     name for the folder of checkpoints."""
     best = list(first)
-    gained: list[float] = [0.0] * len(best)
+    gained = [math.inf if _rows(given, spec) < FEW_ROWS else 0.0 for spec in specs]
     tried = [0] * len(best)
     for round_ in range(ROUNDS):
         again = [
             r for r, posterior in enumerate(best)
             if posterior.validation is not None
-            and (_learned_little(posterior) or gained[r] >= MUCH
-                 or (round_ == 0 and _rows(given, specs[r]) < FEW_ROWS))
+            and (gained[r] >= MUCH or (_learned_little(posterior) and gained[r] >= 0))
         ]  # fmt: skip
         if not again:
             break
@@ -98,14 +97,13 @@ def best_of_alternatives(
             own = posteriors[i * count : (i + 1) * count]
             tried[r] += count
             better = max(own, key=_score)
-            gained[r] = _score(better) - _score(best[r])
-            if gained[r] > _margin(best[r]) and better.status != "diverged":
-                best[r] = better
+            gain = _score(better) - _score(best[r])
+            chosen = gain > _margin(best[r]) and better.status != "diverged"
+            best[r], gained[r] = (better, gain) if chosen else (best[r], -math.inf)
     for r, posterior in enumerate(best):
         if tried[r]:
-            chosen = posterior is not first[r]
             posterior.record.diagnostics["alternatives"] = {
-                "tried": tried[r], "chosen": chosen, "before": first[r].validation,
+                "tried": tried[r], "chosen": posterior is not first[r], "before": first[r].validation,
             }  # fmt: skip
     changed = sum(posterior is not before for posterior, before in zip(best, first, strict=True))
     if changed:

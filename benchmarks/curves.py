@@ -114,7 +114,8 @@ def cell(name: str, method: str, seed: int) -> dict[str, Any]:
         "error": error, "status": str(posterior.status), "reason": posterior.status.reason,
         "steps": posterior.diagnostics.get("steps"), "seconds": seconds, "wall": wall,
         "kept_step": posterior.diagnostics.get("stopping", {}).get("kept_step"),
-        "alternatives": posterior.diagnostics.get("alternatives"), "validation": posterior.validation,
+        "alternatives": posterior.diagnostics.get("alternatives"),
+        "validation": posterior.validation,
     }  # fmt: skip
 
 
@@ -123,7 +124,7 @@ def table(cells: dict[tuple[str, ...], dict[str, Any]]) -> str:
     median time as a ratio."""
     names = list(CURVES)
     lines = [
-        f"| method | {' | '.join(names)} | \"ok\" and above the limit | time, median ratio |",
+        f'| method | {" | ".join(names)} | "ok" and above the limit | time, median ratio |',
         "|" + "---|" * (len(names) + 3),
     ]
     for method in METHODS:

@@ -37,11 +37,7 @@ from torch.utils.data import DataLoader
 
 from doxa import checks, likelihoods
 from doxa.data import Data
-from doxa.driver.alternatives import (
-    alternatives_of,
-    best_of_alternatives,
-    changed_settings,
-)
+from doxa.driver.alternatives import alternatives_of, best_of_alternatives, changed_settings
 from doxa.driver.cross_fit import LogOnce, cross_fit
 from doxa.driver.finish import run_fit
 from doxa.driver.runs import Runs, RunSpec, Sweep
@@ -513,7 +509,11 @@ def fit(
     folder = None if checkpoint is None else str(checkpoint)
     parts = _cross_fit_parts(given, specs, ids, earlier) if auto else 0
     crossed = None
-    once = LogOnce() if parts else nullcontext()
+    plain = (steps, epochs, lr) == (None,) * 3 and (schedule, optimizer) == ("cosine", "adam")
+    further = None
+    if auto and plain and fresh and not parts:
+        further = alternatives_of(method, original, given, specs)
+    once = LogOnce() if parts or further else nullcontext()
     if parts:
         each = None if begin is None else begin.repeat_interleave(parts, 0)
         with once:
@@ -534,15 +534,13 @@ def fit(
         for posterior in posteriors:
             if posterior.record.status == "ok":
                 posterior.record.status = Status("not-evaluated", not_evaluated(0))
-    plain = (steps, epochs, lr) == (None,) * 3 and (schedule, optimizer) == ("cosine", "adam")
-    found = alternatives_of(method, original, given, specs) if auto and plain and fresh else None
-    if found is not None and not parts:
-        wider = Network(original.model.with_prior(found.prior))
-        wider = _rewritten(wider, method, device, dtype)
+    if further is not None:
+        found, wider = further[0], _rewritten(further[1], method, device, dtype)
 
         def alternatives(specs: Sequence[RunSpec], times: int, name: str) -> Sequence[Posterior]:
             own = replace(settings, rate=found.rate * settings.rate)
-            run = prepared(ids, validation, own, wider, specs, times)
+            with once:
+                run = prepared(ids, validation, own, wider, specs, times)
             digest = "" if folder is None else fingerprint(run, method, specs)
             place = None if folder is None else Path(folder) / name
             posteriors, _ = run_fit(run, method, specs, began, place, digest)
@@ -552,8 +550,7 @@ def fit(
                 )
             return posteriors
 
-        with LogOnce():
-            posteriors = best_of_alternatives(posteriors, specs, found, given, alternatives)
+        posteriors = best_of_alternatives(posteriors, specs, found, given, alternatives)
     columns = given.names[0].columns
     used = fitted_rows(given, specs, validation)
     for posterior, rows in zip(posteriors, used, strict=True):

@@ -52,8 +52,9 @@ Fitted = Callable[[Sequence[RunSpec], int, str], Sequence[Posterior]]
 
 def alternatives_of(
     method: Method, problem: Problem, given: Given, specs: Sequence[RunSpec]
-) -> Alternatives | None:
-    """The alternatives of a method with default settings, for a table and a small network."""
+) -> tuple[Alternatives, Network] | None:
+    """The alternatives of a method with default settings, for a table and a small network, and the
+    problem with their prior."""
     found = method.alternatives
     if found is None or not isinstance(problem, Network) or not problem.model.default_prior:
         return None
@@ -66,7 +67,7 @@ def alternatives_of(
     names = {name for settings in found.settings for name in settings} - {"lr"}
     if any(getattr(method, name) != getattr(type(method)(), name) for name in names):
         return None
-    return found
+    return found, Network(problem.model.with_prior(found.prior))
 
 
 def best_of_alternatives(
@@ -83,7 +84,7 @@ def best_of_alternatives(
     for round_ in range(ROUNDS):
         again = [
             r for r, posterior in enumerate(best)
-            if posterior.validation is not None
+            if posterior.validation is not None and posterior.status != "stopped"
             and (gained[r] >= MUCH or (_learned_little(posterior) and gained[r] >= 0))
         ]  # fmt: skip
         if not again:
@@ -103,8 +104,10 @@ def best_of_alternatives(
     for r, posterior in enumerate(best):
         if tried[r]:
             posterior.record.diagnostics["alternatives"] = {
-                "tried": tried[r], "chosen": posterior is not first[r], "before": first[r].validation,
-            }  # fmt: skip
+                "tried": tried[r],
+                "chosen": posterior is not first[r],
+                "validation_of_defaults": first[r].validation,
+            }
     changed = sum(posterior is not before for posterior, before in zip(best, first, strict=True))
     if changed:
         which = "" if len(best) == 1 else f" for {changed} of {len(best)} runs"

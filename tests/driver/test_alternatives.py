@@ -82,6 +82,17 @@ def test_settings_of_the_user_are_kept(
     assert "alternatives" not in got.diagnostics
 
 
+@pytest.mark.usefixtures("one_round")
+def test_dropout_layers_of_the_user_keep_their_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doxa.MCDropout, "default_steps", 200)
+    got = doxa.fit(
+        doxa.nets.mlp(1, 1, (50,), dropout=0.05), curve(), "mc-dropout", standardize=True,
+        progress=False,
+    )  # fmt: skip
+    assert got.diagnostics["alternatives"]["tried"] == 1
+    assert all(bool((p == 0.05).all()) for name, p in got.values.items() if name.endswith(".p"))
+
+
 def test_without_a_clear_gain_the_defaults_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Targets that are noise: nothing can be learned, and the weights are those of one fit."""
     monkeypatch.setattr(doxa.MAP, "default_steps", 100)

@@ -55,8 +55,10 @@ def alternatives_of(
 ) -> tuple[Alternatives, Network] | None:
     """The alternatives of a method with default settings, for a table and a small network, and the
     problem with their prior."""
-    found = method.alternatives
-    if found is None or not isinstance(problem, Network) or not problem.model.default_prior:
+    if not isinstance(problem, Network) or not problem.model.default_prior:
+        return None
+    found = method.alternatives_on(problem)
+    if found is None:
         return None
     table = (
         given.source is None and given.tasks is None and isinstance(given.x, Tensor)

@@ -580,6 +580,10 @@ class Method(metaclass=_Renaming):
         """The number of particles per member for a prepared problem, if it depends on it."""
         return self.width
 
+    def alternatives_on(self, problem: Problem) -> Alternatives | None:
+        """The alternatives for a problem before `prepare`, if they depend on it."""
+        return self.alternatives
+
     @property
     def gradients(self) -> tuple[int, int] | None:
         """The smallest and largest number of full-data gradients per chain, as a measure of cost.

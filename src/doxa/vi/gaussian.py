@@ -219,7 +219,8 @@ class GaussianVI(VariationalGaussian):
     """
 
     alternatives: ClassVar[Alternatives] = Alternatives(
-        FanInNormal(30.0), 1.0,
+        FanInNormal(30.0),
+        1.0,
         ({"initial_std": 0.005, "lr": 0.01}, {"initial_std": 0.002, "lr": 0.02}),
     )
 

@@ -37,7 +37,12 @@ from torch.utils.data import DataLoader
 
 from doxa import checks, likelihoods
 from doxa.data import Data
-from doxa.driver.alternatives import alternatives_of, best_of_alternatives, changed_settings
+from doxa.driver.alternatives import (
+    SETTINGS,
+    alternatives_of,
+    best_of_alternatives,
+    changed_settings,
+)
 from doxa.driver.cross_fit import LogOnce, cross_fit
 from doxa.driver.finish import run_fit
 from doxa.driver.runs import Runs, RunSpec, Sweep
@@ -395,7 +400,9 @@ def fit(
         Rows per step, at most all of them. None means the batch size of the `DataLoader` if `data`
         is one, else the method's default.
     steps : int, default None
-        The number of optimisation steps. None means the method's default. Samplers have settings
+        The number of optimisation steps. None means the method's default, and with few rows, or if
+        little is learned, further fits with more steps and other settings, of which held-out rows
+        choose the best (`driver/alternatives.py`). Samplers have settings
         of their own for the number of steps. Give `steps` or `epochs`, not both.
     epochs : float, default None
         The number of passes over the rows, in place of `steps`.
@@ -545,7 +552,7 @@ def fit(
             place = None if folder is None else Path(folder) / name
             posteriors, _ = run_fit(run, method, specs, began, place, digest)
             for posterior, spec in zip(posteriors, specs, strict=True):
-                posterior.record.metadata["alternative"] = changed_settings(
+                posterior.record.metadata[SETTINGS] = changed_settings(
                     found, spec.hyper, own.rate, run.steps
                 )
             return posteriors

@@ -38,6 +38,7 @@ from doxa.method import Method
 from doxa.method.method import Alternatives
 from doxa.model.model import Network, Problem
 from doxa.posterior import Posterior
+from doxa.posterior.base import AlternativeFits
 
 log = logging.getLogger("doxa")
 
@@ -45,6 +46,7 @@ FEW_ROWS = 1000  # with fewer rows, alternatives are always fitted
 MOST_WEIGHTS = 20_000  # of a network for which alternatives are fitted
 ROUNDS = 3
 LEAST, MUCH = 0.02, 0.2  # nats per held-out row, to choose an alternative and to go on
+SETTINGS = "alternative settings"  # of an alternative, as text, in the metadata of its record
 LEARNED_LITTLE = ("underfit", "prior-collapse", "worse-than-constant")
 
 Fitted = Callable[[Sequence[RunSpec], int, str], Sequence[Posterior]]
@@ -103,22 +105,22 @@ def best_of_alternatives(
             gain = _score(better) - _score(best[r])
             chosen = gain > _margin(best[r]) and better.status != "diverged"
             best[r], gained[r] = (better, gain) if chosen else (best[r], -math.inf)
-    for r, posterior in enumerate(best):
-        if tried[r]:
-            posterior.record.diagnostics["alternatives"] = {
-                "tried": tried[r],
-                "chosen": posterior is not first[r],
-                "validation_of_defaults": first[r].validation,
-            }
-    changed = sum(posterior is not before for posterior, before in zip(best, first, strict=True))
-    if changed:
-        which = "" if len(best) == 1 else f" for {changed} of {len(best)} runs"
-        gain = max(_score(p) - _score(f) for p, f in zip(best, first, strict=True))
-        settings = next(p for p, f in zip(best, first, strict=True) if p is not f)
-        log.info(
-            "other settings than the defaults predict the held-out rows better, by up to %.2g nats "
-            "per row%s: %s", gain, which, settings.record.metadata.get("alternative")
-        )  # fmt: skip
+    for r, (posterior, before) in enumerate(zip(best, first, strict=True)):
+        if not tried[r]:
+            continue
+        assert before.validation is not None
+        settings = posterior.record.metadata.pop(SETTINGS, "")
+        alternatives: AlternativeFits = {
+            "tried": tried[r], "chosen": posterior is not before, "settings": settings,
+            "validation_of_defaults": before.validation,
+        }  # fmt: skip
+        posterior.record.diagnostics["alternatives"] = alternatives
+        if posterior is not before:
+            log.info(
+                "%sother settings than the defaults predict the held-out rows better, by %.2g nats "
+                "per row: %s", f"run {r}: " if len(best) > 1 else "",
+                _score(posterior) - before.validation, settings,
+            )  # fmt: skip
     return best
 
 

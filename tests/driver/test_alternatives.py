@@ -164,7 +164,10 @@ class Scores:
         self.factors: list[int] = []
 
     def posterior(self, score: float) -> Any:
-        record = SimpleNamespace(diagnostics={"held_out": {"rows": 100}}, metadata={})
+        held_out = {"rows": 100, "log_prob": score, "corrected_for": 1}
+        record = SimpleNamespace(
+            diagnostics={"held_out": held_out}, metadata={}, validation=score
+        )  # fmt: skip
         return SimpleNamespace(validation=score, status=Status(self.status), record=record)
 
     def __call__(self, specs: Sequence[RunSpec], factor: int, name: str) -> Any:
@@ -176,6 +179,11 @@ class Scores:
         found = best_of_alternatives(
             [self.posterior(first)], [RunSpec()], Alternatives(), given, self
         )
+        held_out = found[0].record.diagnostics["held_out"]
+        assert held_out["log_prob"] == found[0].record.validation
+        if found[0].validation != first:  # one more choice, of 100 rows
+            assert held_out["log_prob"] == found[0].validation - 0.01
+            assert held_out["corrected_for"] == 2
         return found[0].validation
 
 

@@ -8,7 +8,8 @@ The fit with the default settings is kept if no alternative gains clearly more:
 
     gain > max(0.02, 2/m) nats per held-out row, of m rows
 
-which is more than the optimism of choosing the best of a few fits on these rows.
+which is more than the optimism of choosing the best of a few fits on these rows. The scores of an
+alternative are corrected for one more choice (`driver/validation.py`).
 
 Alternatives are fitted if there are fewer than `FEW_ROWS` rows, where a second fit costs little.
 With more rows they are fitted if the first fit has a status that says that it has learned too
@@ -34,6 +35,7 @@ from torch import Tensor
 from doxa.data.rows import effective_rows
 from doxa.driver.runs import RunSpec
 from doxa.driver.setup import Given
+from doxa.driver.validation import correct_for_choice
 from doxa.method import Method
 from doxa.method.method import Alternatives
 from doxa.model.model import Network, Problem
@@ -116,6 +118,7 @@ def best_of_alternatives(
         }  # fmt: skip
         posterior.record.diagnostics["alternatives"] = alternatives
         if posterior is not before:
+            correct_for_choice(posterior)
             log.info(
                 "%sother settings than the defaults predict the held-out rows better, by %.2g nats "
                 "per row: %s", f"run {r}: " if len(best) > 1 else "",

@@ -59,12 +59,14 @@ class MCDropout(Method):
 
     Parameters
     ----------
-    p: the probability to drop, for every dropout layer; None: each layer's own. Where layers are
-        inserted, None is 0.1, or 0.02 or 0.005 if held-out rows are predicted clearly better
+    p : float or None
+        The probability to drop, for every dropout layer; None: that of each layer. Where layers
+        are inserted, None is 0.1, or 0.02 or 0.005 if held-out rows are predicted clearly better
         (`driver/alternatives.py`).
-    insert: what to do with a network without dropout layers: "hidden" masks the input of every
-        linear and convolutional layer but the first, "all" of the first too (as in the paper),
-        "never" makes it an error.
+    insert : str
+        What to do with a network without dropout layers: "hidden" masks the input of every linear
+        and convolutional layer but the first, "all" of the first too (as in the paper), "never"
+        makes it an error.
     """
 
     name: ClassVar[str] = "mc-dropout"

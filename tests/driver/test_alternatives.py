@@ -108,7 +108,7 @@ def test_an_interrupted_fit_resumes_with_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where it is interrupted in the second fit."""
-    monkeypatch.setattr(doxa.MAP, "default_steps", 200)
+    monkeypatch.setattr(doxa.MAP, "default_steps", 300)
     whole, calls = [], []
 
     def count(step: int, info: Any) -> None:

@@ -9,10 +9,9 @@ difference between the predicted mean and the true curve on a dense grid, as a s
 standard deviation there: 1 is a constant. A method is as good as it says if the error is at most
 0.25, or its status is not "ok"; for deep ensembles, Laplace and SWAG it must be at most 0.15.
 
-`--label` names the version of the library that was imported. Fits of two versions alternate in two
-processes started together, so that their times can be compared; `--table` writes the page from all
-cells that are there, with times as a ratio to the label "before". Cells that are in the file are
-not fitted again.
+`--label` names the version of the library that was imported: with the source folder of an earlier
+version in PYTHONPATH and `--label before`, its cells are added. `--table` writes the page from all
+cells that are there, with times as a ratio to "before". Cells in the file are not fitted again.
 """
 
 from __future__ import annotations
@@ -155,8 +154,9 @@ HEAD = """# Curves, every default
 
 `python -m benchmarks.curves`: the error of the predicted mean as a share of the curve's standard
 deviation, the largest over seeds; in brackets, how many of the fits have a status other than "ok".
-The limit is 0.25, and 0.15 for deep ensembles, Laplace and SWAG. Times are processor seconds, as a
-ratio to the version before this page, with fits of both versions side by side.
+The limit is 0.25, and 0.15 for deep ensembles, Laplace and SWAG. Only some cells are there yet: most
+have one seed. Times are processor seconds as a ratio to the version before, on a busy machine and
+not interleaved: a rough upper estimate, with the yardsticks, for curves that need a second fit.
 
 """
 

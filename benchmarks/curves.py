@@ -154,7 +154,7 @@ HEAD = """# Curves, every default
 
 `python -m benchmarks.curves`: the error of the predicted mean as a share of the curve's standard
 deviation, the largest over seeds; in brackets, how many of the fits have a status other than "ok".
-The limit is 0.25, and 0.15 for deep ensembles, Laplace and SWAG. Only some cells are there yet: most
+The limit is 0.25, and 0.15 for deep ensembles, Laplace and SWAG. Not all cells are there: most
 have one seed. Times are processor seconds as a ratio to the version before, on a busy machine and
 not interleaved: a rough upper estimate, with the yardsticks, for curves that need a second fit.
 

@@ -88,7 +88,7 @@ from doxa.likelihoods.base import CalibratedLikelihood
 from doxa.likelihoods.compose import CalibratedNoise, calibrate_noise_scale
 from doxa.method import Method, Run, slice_state
 from doxa.posterior import HeldOutCalibration, Posterior, Status
-from doxa.posterior.certificate import Certificate, input_scores
+from doxa.posterior.certificate import Certificate, Estimate, input_scores
 from doxa.posterior.weights import WeightPosterior, concatenate
 from doxa.predictive import Predictive
 from doxa.predictive.classes import drawn
@@ -314,6 +314,24 @@ def _predicted_evenly(posterior: Posterior, x: Any, y: Any) -> tuple[Any, Any, A
             if most == 1:
                 raise
             most = max(1, min(most, count) // 4)
+
+
+def correct_for_choice(posterior: Posterior) -> None:
+    """Correct the scores of a posterior that the held-out rows have chosen among several."""
+    record = posterior.record
+    found = record.diagnostics["held_out"]
+    optimism = 1 / found["rows"]
+    for name, shift in (("log_prob", 1.0), ("gain", 1.0), ("coverage", _PER_NAT)):
+        if name in found:
+            found[name] -= shift * optimism
+    found["corrected_for"] += 1
+    assert record.validation is not None and record.certificate is not None
+    record.validation -= optimism
+    estimates = {name: getattr(record.certificate, name) for name in ("log_prob", "gain")}
+    record.certificate = replace(record.certificate, **{
+        name: Estimate(*(value - optimism for value in estimate))
+        for name, estimate in estimates.items() if estimate is not None
+    })  # fmt: skip
 
 
 def not_evaluated(rows: int, groups: float | None = None) -> str:

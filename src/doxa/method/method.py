@@ -47,7 +47,7 @@ import dataclasses
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import wraps
 from numbers import Integral, Real
 from types import MappingProxyType
@@ -71,6 +71,7 @@ from doxa.method.run import Run
 from doxa.method.stage import Stage
 from doxa.method.state import State, flatten_particles, network_part
 from doxa.model.model import Network, Problem
+from doxa.priors import Normal, Prior
 from doxa.registry import get_method
 
 if TYPE_CHECKING:
@@ -175,6 +176,25 @@ def _count(shapes: Any) -> int:
             return math.prod(shapes)
         return sum(map(_count, shapes))
     return sum(leaf for leaf in tree_flatten(shapes)[0] if isinstance(leaf, int)) or 1
+
+
+@dataclass(frozen=True)
+class Alternatives:
+    """Settings that are tried where the defaults may learn too little (`driver/alternatives.py`).
+
+    Parameters
+    ----------
+    prior : Prior, default Normal(3.0)
+        The prior, in place of the default N(0, 1).
+    rate : float, default 5.0
+        A factor of the method's learning rate.
+    settings : sequence of dict, default ({},)
+        Settings of the method. The fits of all of them are one stacked fit.
+    """
+
+    prior: Prior = field(default_factory=lambda: Normal(3.0))
+    rate: float = 5.0
+    settings: Sequence[Mapping[str, float]] = ({},)
 
 
 Ends = Literal["[]", "[)", "(]", "()"]  # closed or open ends of an interval
@@ -484,6 +504,8 @@ class Method(metaclass=_Renaming):
     is_ensemble: ClassVar[bool] = False  # more members are the way to a wider posterior
     # The settings with which held-out rows choose the prior scale; empty: they cannot.
     by_held_out: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    # Settings that are tried besides the defaults; None: no others (`driver/alternatives.py`).
+    alternatives: ClassVar[Alternatives | None] = None
     half_precision: ClassVar[bool] = False  # its network may compute in bfloat16
     own_weights: ClassVar[bool] = False  # `prepare` makes weights that are not the given network's
     modules_stack: ClassVar[bool] = False  # the method's own modules run under vmap
@@ -557,6 +579,10 @@ class Method(metaclass=_Renaming):
     def num_particles_on(self, problem: Problem) -> int:
         """The number of particles per member for a prepared problem, if it depends on it."""
         return self.width
+
+    def alternatives_on(self, problem: Problem) -> Alternatives | None:
+        """The alternatives for a problem before `prepare`, if they depend on it."""
+        return self.alternatives
 
     @property
     def gradients(self) -> tuple[int, int] | None:

@@ -346,6 +346,13 @@ class Model:
         changed.forget()
         return changed
 
+    def with_prior(self, prior: Any) -> Self:
+        """A copy with another prior."""
+        changed = copy.copy(self)
+        changed.prior = prior
+        changed.forget()
+        return changed
+
     def meaning(self, likelihood: Any) -> Self:
         """Deprecated: `with_likelihood`."""
         deprecated("Model.meaning", "Model.with_likelihood")
@@ -567,7 +574,7 @@ class Model:
         """
         own = None if self.default_prior else self.prior
         changed = Model(self.net, self.likelihood, own, subset or self.subset, output=self.named)
-        changed.builder = self.builder
+        changed.builder, changed.prior = self.builder, self.prior
         for name, module in list(changed.net.named_modules()):
             new = rule(name, module)
             if new is None:

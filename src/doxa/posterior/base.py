@@ -153,6 +153,15 @@ class HeldOutCalibration(TypedDict, total=False):
     noise_p_value: float  # of noise that does not depend on them
 
 
+class AlternativeFits(TypedDict):
+    """Fits with other settings than the defaults (`driver/alternatives.py`)."""
+
+    tried: int  # the number of further fits
+    chosen: bool  # whether one of them is this posterior
+    settings: str  # its settings, as text; empty if the defaults were kept
+    validation_of_defaults: float  # the held-out score of the defaults
+
+
 class Diagnostics(dict[str, Any]):
     """Facts about a fit: typed attributes of what every fit may have, and a mapping of all.
 
@@ -232,6 +241,12 @@ class Diagnostics(dict[str, Any]):
     def stopping(self) -> Stopping | None:
         """Early stopping, for each member: kept_step, rows."""
         return self.get("stopping")
+
+    @property
+    def alternatives(self) -> AlternativeFits | None:
+        """Fits with other settings than the defaults: tried, chosen, settings,
+        validation_of_defaults."""
+        return self.get("alternatives")
 
     @property
     def warnings(self) -> list[str] | None:

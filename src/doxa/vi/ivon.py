@@ -55,8 +55,9 @@ from doxa.method import (
     first_averaged,
     noise_on_held_out,
 )
-from doxa.method.method import between, positive
+from doxa.method.method import Alternatives, between, positive
 from doxa.optim import Adam
+from doxa.priors import FanInNormal
 from doxa.vi.gaussian import VariationalGaussian, moved
 
 _POINTS = 0.1  # Adam's rate for points, relative to the rate of the mean
@@ -90,6 +91,9 @@ class IVON(VariationalGaussian):
     name: ClassVar[str] = "ivon"
     default_rate: ClassVar[float] = 0.1
     shape: ClassVar[tuple[str, ...]] = ("variance",)
+    alternatives: ClassVar[Alternatives] = Alternatives(
+        FanInNormal(30.0), 1.0, ({"initial_curvature": 10.0}, {"initial_curvature": 100.0})
+    )
 
     initial_curvature: float = positive(1.0, per_run=True)
     beta1: float = between(0.9, 0, 1, "[)")

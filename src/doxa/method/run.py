@@ -23,7 +23,7 @@ from doxa.data import Batch, BatchRequest, Data, Feed, NoData, NoRows, Pass, bat
 from doxa.engine import Engine
 from doxa.errors import MethodError
 from doxa.likelihoods import Likelihood
-from doxa.linalg.layout import Layout, Params
+from doxa.linalg.layout import LARGE, Layout, Params, SplitRow
 from doxa.method.state import (
     AnalyticGradient,
     Clock,
@@ -129,7 +129,7 @@ class Run:
     starts: list[tuple[int, object]] = field(init=False)  # (seed, who): keys of initial values
     keys: list[str] = field(init=False)  # the same as strings: keys of noise and data order
     per_example: Tensor = field(init=False)  # −1/n, [M]: factor from an objective to the loss
-    _derived: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
+    cached: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         particles = self.particle_of or [""] * len(self.members)
@@ -149,6 +149,15 @@ class Run:
     def net(self) -> Model:
         """The network; an error if there is none."""
         return self.problem.net
+
+    @cached_property
+    def by_tensor(self) -> bool:
+        """Whether gradients are taken by the tensors of a large network, and not by rows of all
+        its weights (`doxa.method.large`)."""
+        engine = self.engine
+        eager = engine.kind == "loop" and engine.mode in (None, "eager")
+        network = self.problem.model is not None and not self.particle_of
+        return eager and network and self.device.type == "cpu" and self.layout.size >= LARGE
 
     @property
     def steps(self) -> int:
@@ -251,9 +260,9 @@ class Run:
     def once(self, what: str, make: Callable[[], T]) -> T:
         """A value that a method computes from this run, cached at the first call. It must be a
         function of the run alone, because a resumed fit computes it again."""
-        if what not in self._derived:
-            self._derived[what] = make()
-        found: T = self._derived[what]
+        if what not in self.cached:
+            self.cached[what] = make()
+        found: T = self.cached[what]
         return found
 
     def select_members(self, rows: slice) -> Self:
@@ -261,8 +270,8 @@ class Run:
         if rows == slice(0, self.size):
             return self
         key = (rows.start, rows.stop)
-        if key not in self._derived:
-            self._derived[key] = replace(
+        if key not in self.cached:
+            self.cached[key] = replace(
                 self, members=self.members[rows], run_of=self.run_of[rows],
                 split_of=self.split_of[rows], seeds=self.seeds[rows], n=self.n[rows],
                 hyper={k: v[rows] for k, v in self.hyper.items()},
@@ -271,12 +280,12 @@ class Run:
                 initial=self.initial[rows], data=self.data.members(rows),
                 particle_of=self.particle_of[rows],
             )  # fmt: skip
-        part: Self = self._derived[key]
+        part: Self = self.cached[key]
         return part
 
     def expand_particles(self, k: int) -> Self:
         """The run with k particles in place of each member: M·k rows, each with its own noise."""
-        if k not in self._derived:
+        if k not in self.cached:
 
             def again(tree: Mapping[str, Tensor]) -> dict[str, Tensor]:
                 return {name: v.repeat_interleave(k, 0) for name, v in tree.items()}
@@ -286,7 +295,7 @@ class Run:
 
             each = torch.arange(self.size).repeat_interleave(k)
             before = self.particle_of or [""] * self.size
-            self._derived[k] = replace(
+            self.cached[k] = replace(
                 self, members=many(self.members), run_of=many(self.run_of),
                 split_of=many(self.split_of), seeds=many(self.seeds),
                 n=self.n.repeat_interleave(k, 0), hyper=again(self.hyper),
@@ -295,7 +304,7 @@ class Run:
                 initial=self.initial.repeat_interleave(k, 0),
                 particle_of=[f"{own}/{j}" for own in before for j in range(k)],
             )  # fmt: skip
-        wide: Self = self._derived[k]
+        wide: Self = self.cached[k]
         return wide
 
     def start(self) -> Tensor:
@@ -520,6 +529,8 @@ class Run:
     def known_prior(self, theta: Tensor, name: str = "theta") -> AnalyticGradient:
         """log p(θ), with its gradient in closed form."""
         at = theta.detach()
+        if isinstance(theta, SplitRow):  # `doxa.method.large` computes both
+            return AnalyticGradient(self.n, {}, of_prior=True)
         return AnalyticGradient(
             self.prior.log_prob(at), {name: lambda grad: self.prior.add_score(grad, at)}
         )

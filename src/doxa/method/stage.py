@@ -17,6 +17,7 @@ from torch import Tensor
 from doxa.data import Batch, Source, batch_rows
 from doxa.data.rows import number_of_rows
 from doxa.linalg.layout import Params
+from doxa.method.large import optimiser_step
 from doxa.method.run import AT_REST, Run
 from doxa.method.state import (
     Clock,
@@ -140,6 +141,14 @@ def optimise(
 
     def step(run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
         chosen = optimizer or run.settings.optimizer
+        if tuple(over) == ("theta",) and combine is None:
+            found = optimiser_step(run, objective, state, batch, clock, chosen)
+            if found is not None:
+                new, value = found
+                if average:
+                    new |= average_from(first, {"theta": new["theta"]}, state, clock, every)
+                info = {"loss": value * run.per_example} if clock.reported else {}
+                return {**state, **new}, info
         value, grads, changed = run.value_and_grad(objective, state, batch, clock, over)
         params = {name: state[name] for name in over}
         if combine is not None:

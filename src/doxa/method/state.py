@@ -52,6 +52,8 @@ class Clock:
         The source of random numbers.
     owned : bool
         Whether the tensors of the state may be overwritten, because nothing else refers to them.
+    reported : bool
+        Whether the statistics of this step are read. For a large network, they take time.
     """
 
     def __init__(
@@ -62,50 +64,54 @@ class Clock:
         source: Noise | PrefetchedNoise,
         owned: bool = False,
         calls: list[int] | None = None,
+        reported: bool = True,
     ) -> None:
         self.t, self.rate, self.steps, self.source, self.owned = t, rate, steps, source, owned
-        self._calls = [0] if calls is None else calls  # within this step
+        self.calls = [0] if calls is None else calls  # requests for numbers within this step
+        self.reported = reported
 
     def noise(self, *shape: int) -> Tensor:
         """Standard normals [M, *shape]; each call within a step returns different ones."""
-        self._calls[0] += 1
-        return self.source.normal(shape, self.t, self._calls[0])
+        self.calls[0] += 1
+        return self.source.normal(shape, self.t, self.calls[0])
 
     def alternating(self, *shape: int) -> Tensor:
         """Standard normals [M, *shape]. At every second step they are the negated normals of the
         step before: this halves the cost, and odd functions of them cancel over two steps."""
-        self._calls[0] += 1
-        return self.source.alternating(shape, self.t, self._calls[0])
+        self.calls[0] += 1
+        return self.source.alternating(shape, self.t, self.calls[0])
 
     def uniform(self, *shape: int) -> Tensor:
         """Uniforms in (0, 1], [M, *shape]."""
-        self._calls[0] += 1
-        return self.source.uniform(shape, self.t, self._calls[0])
+        self.calls[0] += 1
+        return self.source.uniform(shape, self.t, self.calls[0])
 
     def rows(self, kind: str, *shape: int) -> Tensor:
         """Noise per row, "normal" or "uniform", [M, rows, ...]. Padding rows do not change the
         noise of the others."""
-        self._calls[0] += 1
-        return self.source.rowwise(kind, shape, self.t, self._calls[0])
+        self.calls[0] += 1
+        return self.source.rowwise(kind, shape, self.t, self.calls[0])
 
     def continue_from(self, other: Clock) -> None:
         """Count the calls that another clock has made in this step as calls of this one."""
-        self._calls[:] = other._calls
+        self.calls[:] = other.calls
 
     def select_members(self, members: slice) -> Clock:
         """The clock of some members. Their random numbers do not depend on the selection."""
         rate = self.rate[members] if self.rate.ndim else self.rate
-        calls = list(self._calls)
+        calls = list(self.calls)
         return Clock(
-            self.t, rate, self.steps, self.source.select_members(members), self.owned, calls
-        )
+            self.t, rate, self.steps, self.source.select_members(members), self.owned, calls,
+            self.reported,
+        )  # fmt: skip
 
     def expand_particles(self, k: int) -> Clock:
         """The clock of k particles per member, each with its own random numbers."""
         rate = self.rate.repeat_interleave(k, 0) if self.rate.ndim else self.rate
         return Clock(
-            self.t, rate, self.steps, self.source.expand_particles(k), self.owned, self._calls
-        )
+            self.t, rate, self.steps, self.source.expand_particles(k), self.owned, self.calls,
+            self.reported,
+        )  # fmt: skip
 
 
 class NoClock(Clock):
@@ -172,10 +178,11 @@ Objective = Callable[[Any, State, Batch, Clock], Any]
 @dataclass(frozen=True)
 class AnalyticGradient:
     """A part of an objective with a gradient in closed form: its value [M], and for each name a
-    function that adds its gradient."""
+    function that adds its gradient. `of_prior`: it is the log prior of θ, and nothing else."""
 
     value: Tensor
     add: Mapping[str, Callable[[Tensor], Tensor]]
+    of_prior: bool = False
 
 
 def log_joint(run: Run, params: State, batch: Batch, clock: Clock) -> Any:

@@ -213,6 +213,7 @@ class BoundPrior:
         self.size = size
         self.runs = tuple(next(iter(parts[0].family.exact.values())).shape[:-1])  # () or (R,)
         self._order = _inverse_order(self.parts, size) if len(parts) > 1 else None
+        self._some: dict[tuple[int, int], BoundPrior] = {}  # the priors of slices
 
     @property
     def is_gaussian(self) -> bool:
@@ -267,6 +268,29 @@ class BoundPrior:
                 return torch.add(grad, flat, alpha=first.family.same)
             return torch.addcmul(grad, flat, first.family.at["minus_precision"])
         return grad + self.score(flat)
+
+    def decay(self, where: slice) -> float | None:
+        """The precision of the elements of a slice, where they have Gaussians of one precision,
+        centred at 0: their score is then −precision · w. Otherwise None."""
+        for part in self.parts:
+            own = part.where
+            inside = isinstance(own, slice) and (
+                own == slice(None) or (own.start <= where.start and where.stop <= own.stop)
+            )
+            if inside and part.loc is None and isinstance(part.family, GaussianFamily):
+                return None if part.family.same is None else -part.family.same
+        return None
+
+    def add_score_(self, grad: Tensor, flat: Tensor, where: slice, factor: float) -> None:
+        """Add the score of the elements `where`, with values `flat` [p], times a factor, to `grad`
+        [p] in place."""
+        decay = self.decay(where)
+        if decay is not None:
+            grad.add_(flat, alpha=-factor * decay)
+            return
+        if (where.start, where.stop) not in self._some:
+            self._some[where.start, where.stop] = self.of(torch.arange(where.start, where.stop))
+        grad.add_(self._some[where.start, where.stop].score(flat), alpha=factor)
 
     @cached_property
     def widens(self) -> bool:

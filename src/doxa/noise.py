@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, lru_cache
@@ -76,10 +77,21 @@ class drawing(TorchDispatchMode):  # noqa: N801  (a context, like torch.no_grad)
         self._seed = digest(*parts) & 0xFFFFFFFF
         self._generators: dict[torch.device, torch.Generator] = {}
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """torch would load its compiler for the first operation of a context, to exclude this class
+        from compilation: 70 MiB, and a second. `__torch_dispatch__` excludes itself, if the
+        compiler is loaded."""
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
+        if "torch._dynamo" in sys.modules:
+            return _uncompiled(drawing._dispatch)(self, func, args, kwargs or {})
+        return self._dispatch(func, args, kwargs or {})
+
+    def _dispatch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if not _draws(func) or kwargs.get("generator") is not None:
             return func(*args, **kwargs)
         self.drew = True
@@ -96,6 +108,12 @@ class drawing(TorchDispatchMode):  # noqa: N801  (a context, like torch.no_grad)
         if accepting is None:
             return func(*args, **kwargs)
         return accepting(*args, **{**kwargs, "generator": own})
+
+
+@cache
+def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    disabled: Callable[..., Any] = torch.compiler.disable(function)
+    return disabled
 
 
 @cache

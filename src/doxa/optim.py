@@ -97,8 +97,9 @@ class Adam:
     ) -> None:  # fmt: skip
         """The same in place, for lists of contiguous tensors. `decay` times the values is added to
         the gradients."""
+        m, v = moments
         torch._fused_adam_(
-            values, grads, *moments, [], [t.to(torch.float32) + 1] * len(values), lr=rate,
+            values, grads, m, v, [], [t.to(torch.float32) + 1] * len(values), lr=rate,
             beta1=self.beta1, beta2=self.beta2, weight_decay=decay, eps=self.eps, amsgrad=False,
             maximize=False,
         )  # fmt: skip

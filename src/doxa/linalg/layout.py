@@ -35,7 +35,7 @@ class Entry:
         return math.prod(self.shape)
 
 
-class NeedsRow(Exception):  # noqa: N818  (no error: it is handled)
+class NeedsRow(Exception):
     """Rows of weights of which only the tensors are given (`SplitRow`) were used as rows."""
 
 
@@ -66,10 +66,8 @@ class SplitRow(Tensor):
             return func(*args, **(kwargs or {}))
 
 
-_WITHOUT_GRADIENT = {
-    Tensor.detach, Tensor.shape.__get__, Tensor.ndim.__get__, Tensor.dtype.__get__,
-    Tensor.device.__get__, Tensor.size, Tensor.dim, Tensor.numel, Tensor.__len__,
-}  # fmt: skip
+_WITHOUT_GRADIENT: set[Any] = {Tensor.detach, Tensor.size, Tensor.dim, Tensor.numel, Tensor.__len__}
+_WITHOUT_GRADIENT |= {getattr(Tensor, k).__get__ for k in ("shape", "ndim", "dtype", "device")}
 
 
 class Layout:

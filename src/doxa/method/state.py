@@ -26,7 +26,9 @@ from torch import Tensor
 
 from doxa.data import Batch
 from doxa.errors import MethodError
+from doxa.linalg.layout import LARGE, NeedsRow, SplitRow
 from doxa.noise import Noise, PrefetchedNoise
+from doxa.priors import BoundPrior
 
 if TYPE_CHECKING:
     from doxa.method.run import Run
@@ -225,9 +227,10 @@ def differentiated(
                 f"an objective must return one value per member, [{run.size}], not "
                 f"{list(value.shape)}"
             )
-        grads = torch.autograd.grad(
-            value, list(leaves.values()), torch.ones_like(value), allow_unused=True
-        )
+        large = run.layout.size >= LARGE
+        # With weights of the outputs, autograd imports symbolic shapes, which take 30 MiB.
+        output, weights = (value.sum(), None) if large else (value, torch.ones_like(value))
+        grads = torch.autograd.grad(output, list(leaves.values()), weights, allow_unused=True)
     found = dict(zip(over, grads, strict=True))
     add = {} if known is None else known.add
     for name, grad in found.items():
@@ -241,3 +244,99 @@ def differentiated(
 
 def joined(parts: Sequence[State]) -> State:
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+@dataclass(frozen=True)
+class TensorGradient:
+    """The gradient of one tensor of one member, without that of the prior."""
+
+    member: int
+    where: slice  # its columns
+    grad: Tensor  # [p]
+    prior: BoundPrior | None  # the prior whose gradient is to be added
+
+    def of(self, rows: Tensor) -> Tensor:
+        """The view [p] of rows [M, P] that this is the gradient of."""
+        return rows[self.member, self.where]
+
+    @property
+    def decay(self) -> float | None:
+        """The precision of the prior, where it is a Gaussian centred at 0 with one precision: its
+        gradient is −precision · θ. 0 without a prior, None for any other."""
+        return 0.0 if self.prior is None else self.prior.decay(self.where)
+
+    def add_prior(self, theta: Tensor, factor: float) -> None:
+        """Add the gradient of the prior at θ [p], times a factor, to `grad` in place."""
+        if self.prior is not None:
+            self.prior.add_score_(self.grad, theta, self.where, factor)
+
+
+def gradients_by_tensor(
+    run: Run, objective: Objective, params: State, batch: Batch, clock: Clock,
+    use: Callable[[list[TensorGradient]], None], loss: bool = False,
+) -> tuple[Tensor, State] | None:  # fmt: skip
+    """The gradients of a large network by θ (`Run.by_tensor`), without a copy of a row of weights.
+
+    A new row of 21 million weights takes longer to allocate than to compute, because its pages are
+    mapped at the first write. So the leaves of the graph are views of the row. `use` is called with
+    the gradients of one member after the other, of the objective, or of the `loss`, −1/n times
+    the objective. It adds the gradient of the prior, and may overwrite θ.
+
+    Returns the value of each member, [M], without the log prior if the clock does not report it,
+    and the entries of the state that the pass changed. None if the objective uses rows of weights
+    other than through the network and `Run.known_prior`.
+    """
+    key = ("needs rows", objective)
+    if not run.by_tensor or key in run.cached:
+        return None
+    called, values, changes = list(clock.calls), [], []
+    for part in run.engine.chunks(run.size):
+        at = clock.select_members(part)
+        try:
+            found, value, changed = _gradient(run, objective, params, batch, at, part, loss)
+        except NeedsRow:  # the gradient is taken by rows, here and in all further steps
+            run.cached[key] = True
+            clock.calls[:] = called
+            return None
+        use(found)
+        del found
+        values.append(value)
+        changes.append(changed)
+    clock.continue_from(at)
+    return torch.cat(values), joined(changes)
+
+
+def _gradient(
+    run: Run, objective: Objective, params: State, batch: Batch, clock: Clock, part: slice,
+    loss: bool,
+) -> tuple[list[TensorGradient], Tensor, State]:  # fmt: skip
+    own, rows = run.select_members(part), batch if run.size == 1 else batch.members(part)
+    theta = params["theta"][part].detach()
+    with torch.enable_grad():
+        row = SplitRow.of(theta, run.layout)
+        given = {**slice_state(params, part), "theta": row}
+        value, changed, *rest = objective(own, given, rows, clock)
+        known: AnalyticGradient | None = rest[0] if rest else None
+        if value.shape != (1,):
+            raise MethodError(
+                f"an objective must return one value per member, [1], not {list(value.shape)}"
+            )
+        if known is not None and not known.of_prior and "theta" in known.add:
+            raise NeedsRow
+        output = (value * own.per_example if loss else value).sum()
+        leaves = list(row.parts.values())
+        grads = torch.autograd.grad(output, leaves, allow_unused=True)
+    prior = None
+    if known is not None and known.of_prior:
+        prior = own.prior[0] if own.prior.runs else own.prior
+    elif all(grad is None for grad in grads):
+        raise MethodError("the objective does not depend on 'theta', which it should train")
+    value = value.detach()
+    if known is not None and clock.reported:
+        value = value + (own.prior.log_prob(theta) if known.of_prior else known.value)
+    found = []
+    for where, leaf, grad in zip(run.layout.slices.values(), leaves, grads, strict=True):
+        grad = torch.zeros_like(leaf) if grad is None else grad
+        # contiguous, because fused optimisers ignore strides
+        found.append(TensorGradient(part.start, where, grad.contiguous().view(-1), prior))
+    return found, value, changed

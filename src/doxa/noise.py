@@ -260,6 +260,18 @@ class Noise:
         return z[..., :size].reshape(*u.shape[:-1], *shape)
 
 
+def _in_order(row: Tensor) -> Callable[[int], Tensor]:
+    """The parts of a row, one after the other, of given lengths."""
+    at = 0
+
+    def following(count: int) -> Tensor:
+        nonlocal at
+        at += count
+        return row[at - count : at]
+
+    return following
+
+
 def _normals(u: Tensor, v: Tensor) -> Tensor:
     """Normals from two tensors of uniforms (Box & Muller), twice as many along the last axis."""
     radius = (-2.0 * u.log()).sqrt()
@@ -435,6 +447,34 @@ class PrefetchedNoise:
         if request.kind == "uniform":
             numbers = numbers.neg_().add_(1.0)  # (0, 1] in place of [0, 1)
         return numbers.transpose(0, 1).contiguous()
+
+    def stream(self, member: int, size: int, step: Tensor, call: int) -> Callable[[int], Tensor]:
+        """The numbers of a row, `normal((size,), step, call)[member]`, in order: a function of how
+        many are next. The row has no memory of its own."""
+        if size < _NUMBERS:
+            return _in_order(self.normal((size,), step, call)[member])
+        noise, source = self.noise, torch.Generator()
+        name = ("ahead", noise.seed, noise.purpose, noise.members[member], call, int(step))
+        source.manual_seed(digest(*name) & 0xFFFFFFFF)
+        buffer = torch.empty(_NUMBERS + 16, device=self.device, dtype=self.dtype)
+        drawn, held = 0, buffer[:0]
+
+        def following(count: int) -> Tensor:
+            nonlocal drawn, held
+            out, done = torch.empty(count, device=self.device, dtype=self.dtype), 0
+            while done < count:
+                if not len(held):
+                    # `normal_` makes sixteen numbers at a time, and the last sixteen of a row anew.
+                    rest = size - drawn
+                    held = buffer[: rest if rest < _NUMBERS + 16 else _NUMBERS]
+                    held.normal_(generator=source)
+                    drawn += len(held)
+                some = min(count - done, len(held))
+                out[done : done + some] = held[:some]
+                held, done = held[some:], done + some
+            return out
+
+        return following
 
     @contextmanager
     def listening(self) -> Iterator[dict[Request, None]]:

@@ -54,6 +54,7 @@ class SGHMC(StochasticGradient):
 
     name: ClassVar[str] = "sghmc"
     renamed: ClassVar[Mapping[str, str]] = {"step": "step_size"}
+    columnwise: ClassVar[bool] = True
 
     draws: int = whole(100, least=1)
     burn_in: int = whole(1000, least=0)

@@ -52,6 +52,7 @@ class SGLD(StochasticGradient):
     name: ClassVar[str] = "sgld"
     renamed: ClassVar[Mapping[str, str]] = {"step": "step_size"}
     default_rate: ClassVar[float] = 1e-2
+    columnwise: ClassVar[bool] = True
 
     draws: int = whole(100, least=1)
     burn_in: int = whole(1000, least=0)

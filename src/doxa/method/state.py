@@ -17,8 +17,8 @@ name belongs to the method that made it, or to the optimiser.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -114,6 +114,39 @@ class Clock:
             self.t, rate, self.steps, self.source.expand_particles(k), self.owned, self.calls,
             self.reported,
         )  # fmt: skip
+
+
+class ColumnClock(Clock):
+    """The clock of one member, for a step that is computed in blocks of columns: a call of `noise`
+    returns the normals of the columns of one block, and the next blocks have those after them.
+
+    Parameters
+    ----------
+    clock : Clock
+        The clock of all members.
+    member : int
+        The row of the member.
+    size : int
+        The number of columns of a row.
+    """
+
+    def __init__(self, clock: Clock, member: int, size: int) -> None:
+        rate = clock.rate[member : member + 1] if clock.rate.ndim else clock.rate
+        super().__init__(clock.t, rate, clock.steps, clock.source, clock.owned, list(clock.calls))
+        self.member, self.size, self._first = member, size, clock.calls[0]
+        self._streams: dict[int, Callable[[int], Tensor]] = {}
+
+    def begin_block(self) -> None:
+        """Calls from here on are for the next columns."""
+        self.calls[0] = self._first
+
+    def noise(self, *shape: int) -> Tensor:
+        self.calls[0] += 1
+        call = self.calls[0]
+        if call not in self._streams:
+            assert isinstance(self.source, PrefetchedNoise)
+            self._streams[call] = self.source.stream(self.member, self.size, self.t, call)
+        return self._streams[call](*shape).unsqueeze(0)
 
 
 class NoClock(Clock):
@@ -246,6 +279,9 @@ def joined(parts: Sequence[State]) -> State:
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
+_BLOCK = 1 << 16  # columns
+
+
 @dataclass(frozen=True)
 class TensorGradient:
     """The gradient of one tensor of one member, without that of the prior."""
@@ -269,6 +305,13 @@ class TensorGradient:
         """Add the gradient of the prior at θ [p], times a factor, to `grad` in place."""
         if self.prior is not None:
             self.prior.add_score_(self.grad, theta, self.where, factor)
+
+    def blocks(self) -> Iterator[TensorGradient]:
+        """The same in blocks of columns that stay in the cache, with all that is computed there."""
+        for start in range(0, len(self.grad), _BLOCK):
+            grad = self.grad[start : start + _BLOCK]
+            first = self.where.start + start
+            yield replace(self, where=slice(first, first + len(grad)), grad=grad)
 
 
 def gradients_by_tensor(

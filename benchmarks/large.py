@@ -42,8 +42,8 @@ Row = dict[str, Any]
 METHODS: dict[str, Callable[[], Any]] = {
     "map": doxa.MAP,
     "ivon": doxa.IVON,
-    "sgld": lambda: doxa.SGLD(draws=1, burn_in=STEPS - 1, thin=1),
-    "sghmc": lambda: doxa.SGHMC(draws=1, burn_in=STEPS - 1, thin=1),
+    "sgld": lambda: doxa.SGLD(draws=1, burn_in=39, thin=1),
+    "sghmc": lambda: doxa.SGHMC(draws=1, burn_in=39, thin=1),
     "mean-field": lambda: doxa.MeanField(average=0.0, elbo_samples=1),
 }
 DRAWS = ("ivon", "sgld", "sghmc")  # a normal per weight per step
@@ -144,7 +144,7 @@ def peak(name: str, held_out: bool) -> Row:
         for _ in range(5):
             step()
     else:
-        fit(net, name, steps=12, validation=0.1 if held_out else None)
+        fit(net, name, steps=40, validation=0.1 if held_out else None)
     used = resident("VmHWM") - before
     copy = 4 * sum(p.numel() for p in net.parameters())
     return {"work": name, "held_out": held_out, "peak": used, "copy": copy, "announced": announced}

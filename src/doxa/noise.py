@@ -37,6 +37,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _GOLDEN = 0x9E3779B9 - (1 << 32)
+_ROW = 1 << 20  # numbers of a row that is drawn in blocks
+_BLOCK = 1 << 16  # pairs of them in a block
 _SMALL = 1 << 18  # largest size in bytes of a cached draw; 64 draws are cached, at most 16 MB
 
 
@@ -157,6 +159,16 @@ def _mix(h: Tensor) -> Tensor:
     return h ^ ((h >> 16) & 0xFFFF)
 
 
+def _mix_(h: Tensor, t: Tensor) -> Tensor:
+    """`_mix` in place, with another tensor for temporary values."""
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B - (1 << 32)), (16, None)):
+        torch.bitwise_right_shift(h, shift, out=t)
+        h.bitwise_xor_(t.bitwise_and_((1 << (32 - shift)) - 1))
+        if factor is not None:
+            h.mul_(factor)
+    return h
+
+
 class Noise:
     """Standard normals and uniforms for a list of members.
 
@@ -255,9 +267,43 @@ class Noise:
         [T, M, *shape]."""
         size = math.prod(shape)
         half = (size + 1) // 2
+        if (
+            size >= _ROW
+            and self.device.type == "cpu"
+            and not (isinstance(step, Tensor) and step.ndim)
+        ):
+            return self._row_of_normals(size, half, *self.keys(step, call)).unflatten(1, shape)
         u = self.uniform((2 * half,), step, call)
         z = _normals(u[..., :half], u[..., half:])
         return z[..., :size].reshape(*u.shape[:-1], *shape)
+
+    def _row_of_normals(self, size: int, half: int, a: Tensor, b: Tensor) -> Tensor:
+        """[M, size] normals, in blocks that stay in the cache: nothing else has the size of a
+        row."""
+        z = torch.empty(len(a), size, dtype=self.dtype)
+        step = min(half, _BLOCK)
+        counter = torch.arange(step, dtype=torch.int32)
+        words, more = torch.empty_like(counter), torch.empty_like(counter)
+        u, v, other = (torch.empty(step, dtype=self.dtype) for _ in range(3))
+
+        def uniforms(first: int, count: int, m: int, out: Tensor) -> Tensor:
+            h, t = words[:count], more[:count]
+            torch.add(counter[:count], a[m] + first, out=h)
+            _mix_(h, t).bitwise_xor_(b[m])
+            out = out[:count].copy_(_mix_(h, t))
+            return out.add_(2147483648.5).mul_(2.0**-32).clamp_min_(2.0**-33)
+
+        for m in range(len(a)):
+            for first in range(0, half, step):
+                count = min(step, half - first)
+                radius = uniforms(first, count, m, u).log_().mul_(-2.0).sqrt_()
+                angle = uniforms(half + first, count, m, v).mul_(2.0 * math.pi)
+                torch.mul(
+                    radius, torch.cos(angle, out=other[:count]), out=z[m, first : first + count]
+                )
+                last = min(count, size - half - first)
+                torch.mul(radius[:last], angle[:last].sin_(), out=z[m, half + first :][:last])
+        return z
 
 
 def _in_order(row: Tensor) -> Callable[[int], Tensor]:
@@ -462,6 +508,9 @@ class PrefetchedNoise:
         def following(count: int) -> Tensor:
             nonlocal drawn, held
             out, done = torch.empty(count, device=self.device, dtype=self.dtype), 0
+            if not len(held) and count % 16 == 0 and drawn + count + 16 <= size:
+                drawn += count
+                return out.normal_(generator=source)
             while done < count:
                 if not len(held):
                     # `normal_` makes sixteen numbers at a time, and the last sixteen of a row anew.

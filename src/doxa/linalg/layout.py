@@ -51,7 +51,7 @@ class SplitRow(Tensor):
     @staticmethod
     def of(flat: Tensor, layout: Layout) -> SplitRow:
         """Rows without a gradient, split into tensors that are views of them."""
-        row: SplitRow = Tensor._make_subclass(SplitRow, flat)
+        row = flat.as_subclass(SplitRow)
         tensors = layout.unflatten(flat)
         row.parts = {name: part.detach().requires_grad_() for name, part in tensors.items()}
         return row

@@ -204,9 +204,7 @@ class IVON(VariationalGaussian):
             rate = rate[m : m + 1] if rate.ndim else rate
             for tensor in gradients:
                 for block in tensor.blocks():
-                    mean, variance, momentum = (
-                        block.of(rows[name]).unsqueeze(0) for name in names
-                    )
+                    mean, variance, momentum = (block.of(rows[name]).unsqueeze(0) for name in names)
                     grad, away = (
                         v.unsqueeze(0) for v in (block.grad, block.of(eps) * variance[0].sqrt())
                     )

@@ -43,6 +43,7 @@ from doxa.driver.runs import Runs, RunSpec, Sweep
 from doxa.driver.setup import (
     Given,
     cross_fit_parts,
+    expects_by_tensor,
     fingerprint,
     fitted_rows,
     member_ids,
@@ -497,7 +498,10 @@ def fit(
             settings, batch_size=size, epoch_steps=epoch,
             steps=_steps(steps, epochs, method, epoch),
         )  # fmt: skip
-        work = Workload.of(problem, held, len(specs) * len(ids), size, output, inputs, draws_budget)
+        work = Workload.of(
+            problem, held, len(specs) * len(ids), size, output, inputs, draws_budget,
+            expects_by_tensor(problem, method, engine, len(specs) * len(ids), device),
+        )  # fmt: skip
         check_planned(method, work, device)
         run = stack(
             problem if dtype else problem.to(device, held.dtype), method, noise_model, held,

@@ -50,7 +50,7 @@ from doxa.engine import Engine, choose_engine, fall_back_to_loop
 from doxa.engine.engine import Count, may_use_threads
 from doxa.errors import DataError, DoxaError, MethodError, ModelError, ShapeError, StoreError
 from doxa.likelihoods import Likelihood
-from doxa.linalg.layout import Params
+from doxa.linalg.layout import LARGE, Params
 from doxa.method import Clock, FitSettings, Method, Run, log_joint
 from doxa.method.run import FEWEST_HELD_OUT
 from doxa.model import Model
@@ -536,6 +536,18 @@ def _constants(
     return {
         name: torch.stack([c[name].to(data.device, data.dtype) for c in each]) for name in each[0]
     }
+
+
+def expects_by_tensor(
+    problem: Problem, method: Method, requested: str | Engine, members: int, device: torch.device
+) -> bool:
+    """Whether `Run.by_tensor` will hold, unless stacking fails. `problem` has been built."""
+    if not isinstance(problem, Network) or device.type != "cpu" or problem.layout.size < LARGE:
+        return False
+    if requested == "auto":
+        return choose_engine(problem.net, members * method.width, device).kind == "loop"
+    given = Engine.parse(requested)
+    return given.kind == "loop" and given.mode in (None, "eager")
 
 
 def select_engine(run: Run, requested: str | Engine, method: Method, half: bool = False) -> Engine:

@@ -85,6 +85,7 @@ class MAP(Method):
     name: ClassVar[str] = "map"
     half_precision: ClassVar[bool] = True
     overfits: ClassVar[bool] = True
+    large_copies: ClassVar[tuple[float, float] | None] = (4.0, 1.0)  # θ, m, v, the last good θ; ∇
 
     def stages(self, run: Run) -> Iterable[Stage]:
         yield optimise(log_joint, run.steps)

@@ -10,7 +10,7 @@ import html
 import math
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,7 +69,7 @@ def posterior(p: Any) -> Words:
     if fitted := _fitted(p.diagnostics):
         facts.append(("fitted to", fitted))
     if held := p.diagnostics.get("held_out"):
-        facts.append(("held out", _held_out(held)))
+        facts.append(("held out", held_out(held)))
     if left := p.diagnostics.get("held_out_calibration"):
         facts.append(
             ("likelihood", f"{left['likelihood']}, by {plural(left['rows'], 'held-out row')}")
@@ -211,14 +211,36 @@ def _fitted(found: dict[str, Any]) -> str:
 _SCORES = {
     "log_prob": "log-likelihood per row", "gain": "gain over a constant",
     "coverage": "share in 90 % intervals", "too_sure": "confidence above accuracy by",
-    "cross_fit_parts": "parts",
 }  # fmt: skip
+_BY = {"members": "parts of the members", "one part": "one part", "cross-fitting": "cross-fitting"}
 
 
-def _held_out(found: dict[str, Any]) -> str:
+def held_out(found: Mapping[str, Any]) -> str:
+    """The held-out scores of a fit ± their standard errors, and how they were made."""
     rows = plural(int(found.get("rows", 0)), "row")
-    rest = [f"{_SCORES.get(name, name)} {number(v)}" for name, v in found.items() if name != "rows"]
-    return ", ".join([rows, *rest])
+    rest = [
+        f"{_SCORES.get(name, name)} {_with_error(found, name)}" for name, value in found.items()
+        if name not in ("rows", "by", "corrected_for", "cross_fit_parts")
+        and not name.endswith("_error")
+    ]  # fmt: skip
+    made = [how] if (how := estimated_by(found)) else []
+    return ", ".join([rows, *rest, *made])
+
+
+def _with_error(found: Mapping[str, Any], name: str) -> str:
+    """A held-out score ± its standard error, if there is one."""
+    error = found.get(f"{name}_error")
+    return number(found[name]) + ("" if error is None else f" ± {number(error)}")
+
+
+def estimated_by(found: Mapping[str, Any]) -> str:
+    """How held-out scores were made; empty for a fit of an earlier version."""
+    if "by" not in found:
+        return ""
+    parts = found.get("cross_fit_parts")
+    by = _BY.get(found["by"], found["by"]) + (f" in {parts} parts" if parts else "")
+    count = found.get("corrected_for", 0)
+    return f"by {by}" + (f", corrected for {plural(count, 'chosen number')}" if count else "")
 
 
 def _one_predictive(p: Any) -> Words:

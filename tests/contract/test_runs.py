@@ -82,14 +82,18 @@ def test_the_order_is_splits_then_grid_then_seeds(case: Any) -> None:
 
 @pytest.mark.by_family
 def test_selection_is_by_the_held_out_rows(case: Any) -> None:
-    """The mean log predictive density in units of y, and the best run by it."""
+    """The mean log predictive density in units of y, less at most 1/m for each number that the m
+    rows have chosen; and the best run by it."""
     x, y = case.data()
     train, held = (x[:28], y[:28]), (x[28:], y[28:])
     sweep = case.fit(
         train, runs=doxa.Runs(grid=case.fast.grid, seeds=[0, 1]), validation=held, steps=20
     )
-    scores = [float(post.predict(held[0]).log_prob(held[1]).mean()) for post in sweep]
-    assert [post.validation for post in sweep] == pytest.approx(scores, rel=1e-5)
+    for post in sweep:
+        score = float(post.predict(held[0]).log_prob(held[1]).mean())
+        most = post.diagnostics["held_out"]["corrected_for"] / len(held[1])
+        assert -1e-4 <= score - post.validation <= most + 1e-4
+    scores = [post.validation for post in sweep]
     assert sweep.select(by="validation") is sweep[scores.index(max(scores))]
 
 

@@ -131,6 +131,10 @@ def test_rows_of_next_to_no_weight_decide_nothing(
         found.append(told(case.fit(data, sample_weight=weight, **options), case, answers))
     (near, held, status), (far, far_held, far_status) = found
     assert_close(far, near, 1e-4)
+    assert far_held.pop("by", None) == held.pop("by", None)
+    errors = [[found.pop(k) for k in sorted(found) if k.endswith("_error")]
+              for found in (far_held, held)]  # fmt: skip
+    assert errors[0] == pytest.approx(errors[1], rel=0.01)  # squares of far scores
     assert far_held == pytest.approx(held, rel=1e-4, abs=1e-6) and far_status == status
 
 

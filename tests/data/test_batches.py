@@ -488,8 +488,8 @@ def test_validation_is_held_out() -> None:
     assert share.diagnostics["rows"] == 45 and share.validation is not None
     pair = doxa.fit(mlp(), (x[:40], y[:40]), steps=5, validation=(x[40:], y[40:]))
     assert pair.diagnostics["rows"] == 40
-    expected = float(pair.predict(x[40:]).log_prob(y[40:]).mean())
-    assert pair.validation == pytest.approx(expected, rel=1e-9)
+    score = float(pair.predict(x[40:]).log_prob(y[40:]).mean())
+    assert 0 < score - pair.validation <= 2 / len(y[40:]) + 1e-9  # the step and the noise
 
 
 def test_a_constant_column_is_said_once_for_all_runs(caplog: pytest.LogCaptureFixture) -> None:

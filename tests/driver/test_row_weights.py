@@ -205,15 +205,17 @@ def test_rows_are_held_out_where_their_effective_number_allows_it() -> None:
 
 
 def test_validation_is_the_weighted_mean() -> None:
+    """Less 1/m for the noise, which m effective rows have chosen."""
     x, y = line()
     w = uneven()
     posterior = right((x, y), sample_weight=w, validation=0.25)
     held = share([torch.arange(N)], 0.25, [0]).held_out
     assert held is not None
     scores = posterior.predict(x[held[0]]).log_prob(y[held[0]]).double().numpy()
-    expected = np.average(scores, weights=w[held[0]].numpy())
+    own = w[held[0]].double().numpy()
+    expected = np.average(scores, weights=own) - (own**2).sum() / own.sum() ** 2
     assert posterior.validation == pytest.approx(expected, rel=1e-5)
-    assert abs(posterior.validation - scores.mean()) > 1e-3
+    assert abs(np.average(scores, weights=own) - scores.mean()) > 1e-3
 
 
 def test_a_status_counts_effective_rows() -> None:

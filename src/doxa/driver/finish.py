@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,7 +16,9 @@ from doxa import store
 from doxa.data import Data
 from doxa.driver.loop import Driver, FitCheckpoints, Progress, own_checkpoint, saved_engine
 from doxa.driver.runs import RunSpec
+from doxa.driver.underfit import compare_with_yardsticks
 from doxa.driver.validation import (
+    Choices,
     calibrate_on_held_out,
     check_prior_collapse,
     evaluate_held_out,
@@ -95,9 +98,12 @@ def _posterior(
             if parts:
                 posterior = each[0][0]
                 posterior.record = record
-            calibrate_on_held_out(posterior, each, method, part, bool(result.best_step), parts)
-            evaluate_held_out(posterior, each, run, parts)
-        if method.shrinks and not parts and record.status == "ok" and not run.data.tasks:
+            stopped = bool(result.best_step)
+            gain = calibrate_on_held_out(posterior, each, method, part, stopped, parts)
+            choices = _choices(posterior, run, result, rows)._replace(calibration=gain)
+            scores = evaluate_held_out(posterior, each, run, choices, parts)
+            compare_with_yardsticks(posterior, scores, run)
+        if method.shrinks and not parts and not run.data.tasks:
             check_prior_collapse(posterior, part)
         if result.best_step and run.data.validation is not None:
             # needed to interpret the sums over held-out rows in the history
@@ -107,6 +113,25 @@ def _posterior(
             }  # fmt: skip
             record.diagnostics["stopping"] = stopping
     return posterior
+
+
+def _choices(posterior: Posterior, run: Run, result: Progress, rows: slice) -> Choices:
+    """What the held-out rows have chosen for each member of this fit."""
+    learned = result.state["noise"].shape[-1] if "noise" in result.state else 0
+    own = posterior.diagnostics.get("chosen_on_held_out", 0)
+    scored = {step: scores[rows] for step, scores in result.history.get("validation", [])}
+    if not scored or not result.best_step:
+        return Choices(parameters=learned + own)
+    held = run.rows.held_out_rows().total_weight(run.split_of)[rows]
+    total = held.sum().expand_as(held) if run.pooled_rows is not None else held
+    first, last = scored[min(scored)], scored[max(scored)]
+    steps = []
+    for m, kept in enumerate(result.best_step[rows]):
+        ends = [end for end in (first[m], last[m]) if math.isfinite(end)]
+        best = scored[kept][m] if kept in scored else -math.inf
+        gain = best - max(ends, default=-math.inf) if math.isfinite(best) else 0.0
+        steps.append(max(0.0, gain) / float(total[m]))
+    return Choices(steps, learned + own)
 
 
 def _history(history: dict[str, list[Any]], rows: slice) -> dict[str, Any]:

@@ -3,12 +3,40 @@
 **Evaluation** (`evaluate_held_out`). The held-out rows give the mean log predictive density, the
 coverage of intervals and the confidence of classes. The status of a fit is not "ok" if it is
 strongly overconfident, worse than a constant, or strongly underconfident about classes.
-`check_prior_collapse` uses training rows instead: a method that may collapse to its prior is not
-"ok" if it predicts its training rows no better than a constant.
+`compare_with_yardsticks` (`driver/underfit.py`) compares these scores with those of simple models.
+`check_prior_collapse` uses training rows instead: a
+method that may collapse to its prior is not "ok" if it predicts its training rows no better than a
+constant.
 
-If each member holds out its own part of the rows, only that member is evaluated on the part,
-because the others were trained on it. If the likelihood was calibrated on held-out rows, the same
-mixture as in calibration is evaluated (below).
+What is reported is an estimate for new rows: of the mean score and of the coverage that the
+returned posterior has there, with a standard error. Two things are corrected for.
+
+Members. If each member m holds out its own part of the rows, only its functions were not trained on
+that part. So the mixture of all functions, shifted to the mean of member m, is scored there
+(`moved`, below). The width of this mixture is that of the posterior, but its location is that of
+one member, which is less accurate than the mean of all members. The expected difference of each
+score s is added. It needs no targets: they are drawn from the posterior p̄ at inputs of the part,
+
+    E s(p̄, y)  ≈  mean_i s(p_m, y_i)  +  mean_ij E_{y ~ p̄(x_i)} [s(p̄, y) − s(p_j, y)]
+
+where p_j is the mixture, shifted to the mean of member j. For the log density the second term is
+the mean Kullback–Leibler divergence of p_j from p̄, the ambiguity of Krogh & Vedelsby (1995). It is
+the mean over all members, because member m differs more from the others at its own part than
+elsewhere: they were trained on these rows, and m was not.
+
+Choices. The same rows have chosen numbers: the step at which training stops, the learned parameters
+of the likelihood, and its calibration. A number that maximises the log-likelihood of m rows raises
+their mean by 1/m more than that of new rows, on average (Akaike, 1974). This is subtracted for each
+number. For normal errors it is the effect of errors of new rows that are larger by the share 1/m;
+so the coverage at level 1 − α is smaller by 2 z φ(z)/m, with z the quantile of 1 − α/2. A choice
+that gained less than 1/(2m) over a fixed alternative (the first and the last step that were scored;
+the likelihood before calibration) counts as twice its gain: if the alternative is right, the rows
+show a gain g by chance, and new rows lose as much. A step is chosen by the part of one member. If
+members are mixed or share a parameter, m is the number of all held-out rows for parameters of the
+likelihood.
+
+Two biases remain. Networks that are cross-fitted are trained on fewer rows than the posterior that
+is returned, and the standard error is that of the held-out rows alone.
 
 **Calibration** (`calibrate_on_held_out`). Held-out rows estimate parameters of the likelihood, such
 as the temperature of a categorical or the shape of the noise. Training rows cannot be used, because
@@ -29,6 +57,8 @@ changes. The weights of the rows are scaled to add up to their effective number.
 from __future__ import annotations
 
 import logging
+import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -37,7 +67,13 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from doxa import store
 from doxa.data import Data
-from doxa.data.rows import effective_rows, per_effective_row, standard_error, weighted_mean
+from doxa.data.rows import (
+    effective_rows,
+    number_of_rows,
+    per_effective_row,
+    standard_error,
+    weighted_mean,
+)
 from doxa.driver.loop import Progress
 from doxa.errors import MemoryBudgetError
 from doxa.likelihoods import Likelihood
@@ -58,66 +94,107 @@ LOSS = 0.05  # nats per row below the constant
 GAINED = 0.1  # nats per row gained with logits twice as large
 _ROWS = 4096  # rows used of each split, at most
 _NUMBERS = 2**18  # numbers used of y, at most
+_COMPARED = 512  # rows of each split at which members are compared
+_MOST_DRAWS, _DRAWN = 40, 4096  # targets drawn per row, and for all rows of a split
+_Z = 1.6448536269514722  # the normal quantile of 1 − α/2 at LEVEL = 1 − α
+# What coverage loses per nat: errors that are larger by the share e lower it by 2 z φ(z) e.
+_PER_NAT = 2 * _Z * math.exp(-0.5 * _Z**2) / math.sqrt(2 * math.pi)
 _TINY = 1e-12  # lower limit of a probability
 _FROM_EACH = 50  # functions drawn from each Gaussian over functions
 _SEEN, _DRAWS = 256, 32  # training rows, and functions that predict them, for prior collapse
 
 
 PosteriorsBySplit = list[tuple[Posterior, int]]  # a posterior, and the split that evaluates it
+ScoresBySplit = dict[int, Tensor]  # the log density of the held-out rows of each split
+
+
+class Choices(NamedTuple):
+    """What the held-out rows have chosen in a fit.
+
+    Parameters
+    ----------
+    steps : sequence of float
+        For each member, what the step at which its training stopped has gained over the first and
+        the last one that were scored, in nats per row; 0 if it is one of them.
+    parameters : int
+        The number of parameters of the likelihood, and of settings of the method.
+    calibration : float
+        What the calibration of the likelihood has gained, in nats per row.
+    """
+
+    steps: Sequence[float] = ()
+    parameters: int = 0
+    calibration: float = 0.0
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers they have chosen for a member."""
+        return (max(self.steps, default=0.0) > 0) + self.parameters + (self.calibration > 0)
 
 
 def evaluate_held_out(
-    posterior: Posterior, posteriors_by_split: PosteriorsBySplit, run: Run, alone: bool = False
-) -> None:
-    """Evaluate a run on its held-out rows, and store scores and status in the record. `alone`: each
-    member is evaluated alone, also after calibration."""
-    data = run.rows
+    posterior: Posterior, posteriors_by_split: PosteriorsBySplit, run: Run, choices: Choices,
+    alone: bool = False,
+) -> ScoresBySplit:  # fmt: skip
+    """Evaluate a run on its held-out rows, and store scores and status in the record. `alone`: the
+    posteriors are evaluated and not their mixture; a fit to all rows follows. Returns the log
+    density of each row, corrected as its mean is."""
+    data, pooled = run.rows, run.pooled_rows is not None
     assert data.validation is not None
     likelihood = run.likelihood
-    seen: dict[str, list[Tensor]] = {}
-    weights: list[Tensor] = []
-    found_by_mixture = "held_out_calibration" in posterior.diagnostics and not alone
-    for each, split in posteriors_by_split:
-        p, y, weight = predicted(each, data, data.validation[split], split)
-        if found_by_mixture and each is not posterior:
-            mixed = _mixed(posterior, each, data, data.validation[split], split)
-            p, y, weight = mixed or (p, y, weight)
-        score = _log_prob(p, y)
-        seen.setdefault("log_prob", []).append(score)
-        if weight is not None:
-            weights.append(weight)
-        if isinstance(y, Tensor):
+    seen: dict[int, list[dict[str, Tensor]]] = {}  # of each split, for the members that hold it out
+    weights: dict[int, Tensor | None] = {}
+    splits = dict.fromkeys(split for _, split in posteriors_by_split)
+    sizes = {s: _effective(data, data.validation[s]) for s in splits}
+    together = sum(sizes.values())
+    members = () if alone else [each for each, _ in posteriors_by_split]
+    steps = list(choices.steps) or [0.0]
+    if len(steps) != len(posteriors_by_split):  # members with the same rows: they are mixed
+        steps = [sum(steps) / len(steps)] * len(posteriors_by_split)
+    for (each, split), step in zip(posteriors_by_split, steps, strict=True):
+        one = _evaluated(posterior, each, members, data, split, likelihood)
+        shared = pooled or one.mixed
+        optimism = min(1 / (together if pooled else sizes[split]), 2 * step)
+        optimism += choices.parameters / (together if shared else sizes[split])
+        optimism += min(1 / together, 2 * choices.calibration)
+        shift = {"log_prob": -optimism, "coverage": -_PER_NAT * optimism}
+        scores = {
+            name: values + (one.gained.get(name, 0.0) + shift.get(name, 0.0))
+            for name, values in one.values.items()
+        }
+        weights[split] = one.weight
+        if isinstance(one.y, Tensor):
             _, fitted, counts = _some(data, data.rows[split], split)
-            constant = likelihood.constant(fitted, y, per_effective_row(counts))
+            constant = likelihood.constant(fitted, one.y, per_effective_row(counts))
             if constant is not None:
-                seen.setdefault("gain", []).append(score.double() - constant)
-            if likelihood.scales_targets:
-                low, high = p.interval(LEVEL)
-                inside = (y.reshape(low.shape) >= low) & (y.reshape(low.shape) <= high)
-                seen.setdefault("coverage", []).append(
-                    inside.double().reshape(len(inside), -1).mean(1)
-                )
-            elif likelihood.classifies:
-                sure, twice = _confidence(p, y, likelihood, weight)
-                seen.setdefault("too_sure", []).append(sure)
-                seen.setdefault("twice_as_sure", []).append(twice)
+                scores["gain"] = scores["log_prob"] - constant
+        seen.setdefault(split, []).append(scores)
+    weight = [w for w in weights.values() if w is not None]
     found = {
-        name: Scored(torch.cat(values).double(), _joined(weights, name == "twice_as_sure"))
-        for name, values in seen.items()
+        name: Scored(
+            torch.cat([torch.stack([own[name] for own in each]).mean(0) for each in seen.values()]),
+            _joined(weight, name == "twice_as_sure"),
+        )
+        for name in next(iter(seen.values()))[0]
     }
-    pooled = None
-    if run.pooled_rows is not None:
-        pooled = run.pooled_rows[data.run_of(posteriors_by_split[0][1])]
-        found = _corrected(found, posterior, pooled)
     record = posterior.record
     record.validation = found["log_prob"].mean
     rows = len(found["log_prob"].values)
-    record.diagnostics["held_out"] = {"rows": rows} | {k: v.mean for k, v in found.items()}
+    means = {name: scored.mean for name, scored in found.items()}
+    errors = {f"{k}_error": found[k].new_error for k in ("log_prob", "gain") if k in found}
+    if "coverage" in found:
+        means["coverage"] = min(1.0, max(0.0, means["coverage"]))
+        errors["coverage_error"] = found["coverage"].with_two_rows.new_error
+    by = "one part" if len(splits) == 1 else "cross-fitting" if alone else "members"
+    record.diagnostics["held_out"] = {
+        "rows": rows, **means, **errors, "by": by, "corrected_for": choices.numbers,
+    }  # fmt: skip
     status = _status(found, rows)
-    if status == "ok" and pooled is not None and pooled < FEWEST_EVALUATED:
+    if status == "ok" and pooled and together < FEWEST_EVALUATED:
         status = Status("not-evaluated", not_evaluated(rows))
-    if record.status == "ok" and status != "ok":  # a status set by the method is kept
-        record.status = status
+    record.status = record.status.or_before(status)
+    sizes_scored = [len(each[0]["log_prob"]) for each in seen.values()]
+    return dict(zip(seen, found["log_prob"].values.split(sizes_scored), strict=True))
 
 
 def not_evaluated(rows: int) -> str:
@@ -127,21 +204,6 @@ def not_evaluated(rows: int) -> str:
         f"{few} to evaluate this fit: use a method that needs no held-out rows (gp, linear), or "
         "more rows"
     )
-
-
-def _corrected(found: dict[str, Scored], posterior: Posterior, rows: float) -> dict[str, Scored]:
-    """The scores, less the optimism of numbers that were chosen on the same rows: the stopping step
-    and the learned parameters of the likelihood. A number that maximises the log-likelihood of m
-    rows raises their mean by 1/m more than that of new rows, on average (Akaike, 1974)."""
-    chosen = 1
-    if isinstance(posterior, WeightPosterior):
-        each = posterior.layout.entries
-        chosen += sum(entry.size for entry in each if entry.name.startswith("likelihood."))
-    return {
-        name: Scored(values - chosen / rows, weight) if name in ("log_prob", "gain")
-        else Scored(values, weight)
-        for name, (values, weight) in found.items()
-    }  # fmt: skip
 
 
 class Scored(NamedTuple):
@@ -159,6 +221,120 @@ class Scored(NamedTuple):
         """Two standard errors of the mean."""
         return 2 * standard_error(self.values, self.weight)
 
+    @property
+    def new_error(self) -> float:
+        """The standard error of the mean, from an unbiased variance; 0 for a single row."""
+        error = standard_error(self.values, self.weight, 1)
+        return error if math.isfinite(error) else 0.0
+
+    @property
+    def with_two_rows(self) -> Scored:
+        """With two additional rows, 0 and 1, which have the weight of one effective row each: rows
+        that are all inside are no evidence for certainty (Agresti & Coull, 1998)."""
+        values = torch.cat([self.values, self.values.new_tensor([0.0, 1.0])])
+        if self.weight is None:
+            return Scored(values, None)
+        one = self.weight.sum() / effective_rows(self.weight)
+        return Scored(values, torch.cat([self.weight, one.expand(2)]))
+
+
+class Evaluated(NamedTuple):
+    """The scores of the held-out rows of one split.
+
+    Parameters
+    ----------
+    values : dict of Tensor
+        Each score of each row.
+    y, weight : targets and weights of the rows.
+    gained : dict of float
+        How much larger the mean of each score is for the posterior of all members.
+    mixed : bool
+        Whether the mixture of all members was scored, shifted to the mean of one member.
+    """
+
+    values: dict[str, Tensor]
+    y: Any
+    weight: Tensor | None
+    gained: dict[str, float]
+    mixed: bool
+
+
+def _evaluated(
+    posterior: Posterior, own: Posterior, members: Sequence[Posterior], data: Data, split: int,
+    likelihood: Likelihood,
+) -> Evaluated:  # fmt: skip
+    """Scores of the held-out rows of a split, from `own`, which was not trained on them. `members`
+    are those of `posterior`, each alone; if there are none or one, `own` is scored as it is."""
+    assert data.validation is not None
+    rows = data.validation[split]
+    if len(members) > 1:
+        x, y, weight = _some(data, rows, split)
+        form = moved(posterior, own, x) if isinstance(y, Tensor) else None
+        if form is not None:
+            scores = _scores(Predictive.of(form), y, likelihood, weight)
+            x, few, counts = _some(data, rows, split, _COMPARED)
+            gained = _gained_by_mean(posterior, members, x, few, likelihood, counts)
+            return Evaluated(scores, y, weight, gained, True)
+    p, y, weight = predicted(own, data, rows, split)
+    return Evaluated(_scores(p, y, likelihood, weight), y, weight, {}, False)
+
+
+def _gained_by_mean(
+    posterior: Posterior, members: Sequence[Posterior], x: Any, y: Tensor, likelihood: Likelihood,
+    weight: Tensor | None,
+) -> dict[str, float]:  # fmt: skip
+    """The mean difference of each score between the posterior and the same functions, shifted to
+    the mean of each member, for targets that are drawn from the posterior at x. Of y, only ignored
+    labels are used."""
+    forms = [moved(posterior, each, x) for each in (posterior, *members)]
+    whole, *shifted = (Predictive.of(form) for form in forms if form is not None)
+    count = max(len(members), min(_MOST_DRAWS, _DRAWN // len(y)))
+    draws = whole.sample(count).reshape(-1, *y.shape)
+    ignored = likelihood.ignore_index
+    if ignored is not None:
+        draws = torch.where(y.to(draws.device) == ignored, ignored, draws)
+    bounds = _bounds(whole, likelihood)
+    gained: dict[str, float] = {}
+    for j, p in enumerate(shifted):
+        own_bounds = _bounds(p, likelihood)
+        for some in draws[j :: len(shifted)]:
+            ours = _scores(whole, some, likelihood, weight, bounds)
+            theirs = _scores(p, some, likelihood, weight, own_bounds)
+            for name, values in ours.items():
+                rows = None if weight is None else _joined([weight], name == "twice_as_sure")
+                more = float(weighted_mean(values - theirs[name], rows))
+                gained[name] = gained.get(name, 0.0) + more / len(draws)
+    return gained
+
+
+Bounds = tuple[Tensor, Tensor] | None
+
+
+def _bounds(p: Predictive, likelihood: Likelihood) -> Bounds:
+    return p.interval(LEVEL) if likelihood.scales_targets else None
+
+
+def _scores(
+    p: Any, y: Any, likelihood: Likelihood, weight: Tensor | None, bounds: Bounds = None
+) -> dict[str, Tensor]:
+    """The scores of each row: log density, and whether it is inside its interval or two measures of
+    confidence. `bounds` are the intervals, if they are known."""
+    found = {"log_prob": log_prob_of(p, y).double()}
+    if not isinstance(y, Tensor):
+        return found
+    if likelihood.scales_targets:
+        low, high = bounds or p.interval(LEVEL)
+        inside = (y.reshape(low.shape) >= low) & (y.reshape(low.shape) <= high)
+        found["coverage"] = inside.double().reshape(len(inside), -1).mean(1)
+    elif likelihood.classifies:
+        sure, twice = _confidence(p, y, likelihood, weight)
+        found |= {"too_sure": sure.double(), "twice_as_sure": twice.double()}
+    return found
+
+
+def _effective(data: Data, rows: Tensor) -> float:
+    return number_of_rows(rows, data.weight_of(rows))
+
 
 def _joined(weights: list[Tensor], one_more: bool) -> Tensor | None:
     """The weights of the rows of all splits. `one_more`: with one additional row per split, which
@@ -173,16 +349,19 @@ def _joined(weights: list[Tensor], one_more: bool) -> Tensor | None:
 def check_prior_collapse(posterior: Posterior, run: Run) -> None:
     """Set the status "prior-collapse" if training rows are predicted no better than by a
     constant."""
-    split = run.split_of[0]
+    record, split = posterior.record, run.split_of[0]
+    collapsed = Status("prior-collapse")
+    if record.status.or_before(collapsed) is not collapsed:
+        return
     p, y, weight = predicted(posterior, run.rows, run.rows.rows[split], split, _SEEN, _DRAWS)
-    if posterior.record.status != "ok" or not isinstance(y, Tensor):
+    if not isinstance(y, Tensor):
         return
     constant = run.likelihood.constant(y, y, per_effective_row(weight))
     if constant is None:
         return
-    gain = Scored(_log_prob(p, y).double() - constant, weight)
+    gain = Scored(log_prob_of(p, y).double() - constant, weight)
     if not gain.mean > gain.error:
-        posterior.record.status = Status(
+        record.status = Status(
             "prior-collapse",
             f"{len(gain.values)} training rows are predicted no better than by a constant "
             f"({gain.mean:.2g} nats per row): use a smaller initial scale, more steps, another "
@@ -242,14 +421,6 @@ def moved(posterior: Posterior, alone: Posterior, x: Any) -> Mixture | None:
     return Mixture(whole.likelihood, f + away, theta, weights, None)
 
 
-def _mixed(
-    posterior: Posterior, alone: Posterior, data: Data, rows: Tensor, split: int
-) -> tuple[Any, Any, Tensor | None] | None:
-    x, y, weight = _some(data, rows, split)
-    form = moved(posterior, alone, x)
-    return None if form is None else (Predictive.of(form), y, weight)
-
-
 def _some(
     data: Data, rows: Tensor, split: int, most: int = _ROWS
 ) -> tuple[Any, Any, Tensor | None]:
@@ -262,6 +433,10 @@ def counted(data: Data, rows: Tensor, most: int) -> Tensor:
     """At most `most` of the rows, evenly spaced."""
     one = tree_flatten(data.take(rows[:1], torch.tensor(0))[1])[0]
     most = max(1, min(most, _NUMBERS // max(1, sum(t.numel() for t in one))))
+    return evenly(rows, most)
+
+
+def evenly(rows: Tensor, most: int) -> Tensor:
     return rows[torch.linspace(0, len(rows) - 1, min(len(rows), most)).round().long()]
 
 
@@ -280,7 +455,7 @@ def in_units(data: Data, rows: Tensor, split: int) -> tuple[Any, Any]:
     return x, y
 
 
-def _log_prob(p: Any, y: Any) -> Tensor:
+def log_prob_of(p: Any, y: Any) -> Tensor:
     if isinstance(y, tuple | list):  # the sum of the heads' scores
         return torch.stack([h.log_prob(t) for h, t in zip(p.heads, y, strict=True)]).sum(0)
     return torch.as_tensor(p.log_prob(y))
@@ -363,8 +538,9 @@ def calibrate_on_held_out(
     run: Run,
     stopped: bool,
     alone: bool = False,
-) -> None:
+) -> float:
     """Calibrate the likelihood of a posterior, and of its members alone, on the held-out rows.
+    Returns what it has gained there, in nats per row; 0 without calibration.
 
     `stopped`: whether training used early stopping on these rows. Only methods that overfit are
     calibrated; the others integrate over the parameters of the likelihood. `alone`: each member is
@@ -374,14 +550,14 @@ def calibrate_on_held_out(
     if not (
         method.overfits and before.calibrates_on_held_out and isinstance(posterior, WeightPosterior)
     ):
-        return
+        return 0.0
     rows = _rows(None if alone else posterior, posteriors_by_split, run)
     if rows is None or effective_rows(rows[3]) < FEWEST:
-        return
+        return 0.0
     stops = 1 if run.pooled_rows else len(posteriors_by_split)  # steps that the rows have chosen
     found = before.calibrate_held_out(*rows, stopped=stops * stopped)
     if found is None:
-        return
+        return 0.0
     for each in {id(p): p for p in (posterior, *(p for p, _ in posteriors_by_split))}.values():
         assert isinstance(each, WeightPosterior)
         _take_up(each, found)
@@ -389,6 +565,7 @@ def calibrate_on_held_out(
     calibration: HeldOutCalibration = {"rows": len(rows[1]), "likelihood": found.message}
     posterior.record.diagnostics["held_out_calibration"] = calibration
     log.info("likelihood: %s, by %d held-out rows", found.message, len(rows[1]))
+    return found.gain
 
 
 def _take_up(posterior: WeightPosterior, found: CalibratedLikelihood) -> None:

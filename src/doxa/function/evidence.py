@@ -163,10 +163,25 @@ def extended(solved: Solved, blocks: tuple[Tensor, Tensor], y: Tensor, log_noise
     return Solved(whole_y, whole_root, factor, solution)
 
 
+class Hyperprior(NamedTuple):
+    """A Gaussian over θ: mean [M, H] and precision [M, H, H]."""
+
+    mean: Tensor
+    precision: Tensor
+
+    def value(self, theta: Tensor) -> Tensor:
+        """log p(θ) of each member without its constant, [M]."""
+        return 0.5 * ((theta - self.mean) * self.gradient(theta)).sum(-1)
+
+    def gradient(self, theta: Tensor) -> Tensor:
+        return (self.precision @ (self.mean - theta).unsqueeze(-1)).squeeze(-1)
+
+
 class Problem(NamedTuple):
     """The data of an evidence: rows [..., N, D], targets [..., N, O], weights, and their sum n.
 
-    log_noise: log σ [..., L] if it is given; None: the last L entries of θ.
+    log_noise: log σ [..., L] if it is given; None: the last L entries of θ. prior: with one, the
+    value is log p(y | θ) + log p(θ).
     """
 
     kernel: KernelFunction
@@ -175,6 +190,7 @@ class Problem(NamedTuple):
     weight: Tensor | None
     n: Tensor
     log_noise: Tensor | None
+    prior: Hyperprior | None = None
 
     def split(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         """θ as the kernel's part and log σ."""
@@ -198,6 +214,8 @@ class Problem(NamedTuple):
             )
             if value is not None and value.ndim > alone
         }  # fmt: skip
+        if self.prior is not None:
+            own["prior"] = Hyperprior(*(value[part] for value in self.prior))
         return self._replace(**own)
 
     def thinned(self, count: int) -> Problem:
@@ -224,7 +242,8 @@ class Problem(NamedTuple):
 
     def value(self, theta: Tensor, solved: Solved) -> Tensor:
         """log p(y) at θ [M, H], from the result of `solve` there: [M]."""
-        return log_evidence(solved, self.split(theta)[1], self.n)
+        value = log_evidence(solved, self.split(theta)[1], self.n)
+        return value if self.prior is None else value + self.prior.value(theta)
 
     def gradient(self, theta: Tensor, solved: Solved) -> Tensor:
         """The gradient of the evidence at θ [M, H], from the result of `solve` there: [M, H]."""
@@ -243,10 +262,10 @@ class Problem(NamedTuple):
                 leaf = flat.detach().requires_grad_()
                 part = self.kernel(leaf, self.x[..., block, :], self.x)
             grad += torch.autograd.grad(part, leaf, weights[:, block])[0]
-        if self.log_noise is not None:
-            return grad
-        noise = alpha.square().sum((-2, -1)) + outputs * (rows - trace - self.n.unsqueeze(-1))
-        return torch.cat([grad, noise], -1)
+        if self.log_noise is None:
+            noise = alpha.square().sum((-2, -1)) + outputs * (rows - trace - self.n.unsqueeze(-1))
+            grad = torch.cat([grad, noise], -1)
+        return grad if self.prior is None else grad + self.prior.gradient(theta)
 
 
 class Evidence(torch.autograd.Function):

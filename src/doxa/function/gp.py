@@ -6,9 +6,12 @@
 
 Rasmussen & Williams (2006), Algorithm 2.1. Hyper-parameters of the kernel and the noise are found
 by type-II maximum likelihood, as logarithms, with BFGS on log p(y). If there are many rows, some of
-them are fitted first. All computations are in float64, for data of any type. Several outputs share
-the kernel. Members after the first start from perturbed hyper-parameters; all are fitted at once.
-An evaluation costs n³ and two matrices of n²: up to about 10,000 rows. `announce` reports the
+them are fitted first. With fewer than 50 rows the evidence alone is unreliable: many
+hyper-parameters explain a few rows without noise. There log p(y | θ) + log p(θ) is maximised, with
+log-normal priors of width 1 around initial values; the lengthscales of columns share a factor, and
+differ by a width of 0.3. All computations are in float64, for data of any type. Several outputs
+share the kernel. Members after the first start from perturbed hyper-parameters; all are fitted at
+once. An evaluation costs n³ and two matrices of n²: up to about 10,000 rows. `announce` reports the
 memory that is needed before it is allocated.
 """
 
@@ -18,18 +21,20 @@ import logging
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from doxa import store
 from doxa.data import Batch, free_memory
+from doxa.data.rows import number_of_rows
 from doxa.errors import DataError, MemoryBudgetError, MethodError, ModelError
 from doxa.exact.targets import check_gaussian, event_of, given_noise
 from doxa.function.evidence import (
     FEW,
     Evidence,
+    Hyperprior,
     Problem,
     Sizes,
     best_start,
@@ -75,6 +80,8 @@ def announce(rows: int, matrices: int, name: str, device: torch.device) -> int:
 _KERNELS = "a kernel's name, sums and products of names, or a gpytorch kernel"
 _NOISE, _LEAST = 0.3, 1e-3  # where learned noise starts, and ends: shares of y's deviation
 _WIDE = math.log(1e5)  # how far other hyper-parameters go from their start
+_FEW_ROWS = 50  # effective number of rows; fewer have a prior over hyper-parameters
+_PRIOR_NOISE, _PRIOR_WIDTH, _APART = 0.5, 1.0, 0.3  # its centre of the noise; its widths, of logs
 _SKETCH = 500  # rows that are fitted first where there are many, then three times as many
 
 
@@ -99,6 +106,8 @@ class GP(Method):
         between rows, and the mean square of y.
     ard : bool, optional
         One lengthscale (and period) per column of x. None: if there are at most 50 columns.
+    hyperprior : bool, optional
+        A prior over hyper-parameters. None: with fewer than 50 rows, and a named kernel.
     refine : int
         Maximal number of evaluations of the evidence that bring the hyper-parameters to its
         maximum. `fit` can run steps of gradient ascent before them: none by default.
@@ -125,6 +134,7 @@ class GP(Method):
     lengthscale: float | None = positive(None, per_run=True)
     variance: float | None = positive(None, per_run=True)
     ard: bool | None = flag(None)
+    hyperprior: bool | None = flag(None)
     refine: int = whole(100, least=0)
 
     def __post_init__(self) -> None:
@@ -192,6 +202,31 @@ class GP(Method):
             start = best_start(kernel, problem, start, size is None)
         return start, torch.cat([start[:, : kernel.layout.size] - _WIDE, least], 1)
 
+    def _prior(self, run: Run, kernel: KernelFunction) -> Hyperprior | None:
+        """The prior over θ of each member; of members with enough rows its precision is 0."""
+        if self.hyperprior is False or not isinstance(kernel, Composed):
+            return None
+        rows = run.rows.rows
+        sizes = [number_of_rows(own, run.rows.weight_of(own)) for own in rows]
+        few = [bool(self.hyperprior) or sizes[split] < _FEW_ROWS for split in run.split_of]
+        if not any(few):
+            return None
+        x, y, weight = sample_rows(run)
+        x = matrix(x, shared=False).double()
+        scales = Sizes.of(x, y.double().reshape(*x.shape[:2], -1), weight)
+        size, variance = (first_value(run, self, name) for name in ("lengthscale", "variance"))
+        counts = None if weight is None else weight > 0
+        mean = kernel_start(kernel, x, scales, size, variance, counts)
+        noise = scales.deviation.log().expand(-1, self._learned(run)) + math.log(_PRIOR_NOISE)
+        mean = torch.cat([mean, noise], 1)
+        spread = _PRIOR_WIDTH**2 * torch.eye(mean.shape[1], dtype=mean.dtype, device=mean.device)
+        for own in kernel.layout.slices.values():
+            if own.stop - own.start > 1:  # columns have a factor in common
+                apart = torch.eye(own.stop - own.start).to(mean)
+                spread[own, own] = _PRIOR_WIDTH**2 + _APART**2 * apart
+        some = torch.tensor(few, device=mean.device).to(mean)
+        return Hyperprior(mean, some[:, None, None] * torch.linalg.inv(spread))
+
     def _learned(self, run: Run) -> int:
         """The number of learned noise levels."""
         shape = self._noise_shape(run)
@@ -210,13 +245,21 @@ class GP(Method):
         rows = max(map(len, run.rows.rows))
         function = self.function(math.prod(run.rows.x.shape[1:])).to(run.device)
 
+        priors: dict[tuple[Any, ...], Hyperprior | None] = {}  # of the members of a chunk
+
+        def prior_of(run: Run) -> Hyperprior | None:
+            key = (*run.run_of, *run.members)
+            if key not in priors:
+                priors[key] = self._prior(run, function)
+            return priors[key]
+
         def problem_of(run: Run, batch: Batch) -> Problem:
             given = given_noise(run, self)[1]
             x, y, weight = matrix(batch.x, batch.shared).double(), batch.y.double(), batch.weight
             return Problem(
                 function, x, y.reshape(*x.shape[:-1], -1),
                 None if weight is None else weight.double(), run.n.double(),
-                None if given is None else shared_level(given),
+                None if given is None else shared_level(given), prior_of(run),
             )  # fmt: skip
 
         def objective(run: Run, params: State, batch: Batch, clock: Clock) -> tuple[Tensor, State]:

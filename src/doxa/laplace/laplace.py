@@ -399,6 +399,7 @@ class Laplace(Method):
         if posterior.record.status == status.WORSE and self._may_move(run):
             posterior = self._evaluated(run, state, rows, moves=True)
         posterior.record.diagnostics["prior_from"] = found
+        posterior.record.diagnostics["chosen_on_held_out"] = int("validation" in found)
         if run.likelihood.classifies:
             posterior.record.diagnostics["mean_correction"] = posterior.at is not None
         at_mode = posterior.covariance if posterior.at is None else self._spread(run, state)

@@ -149,11 +149,13 @@ class CalibratedLikelihood(NamedTuple):
     message: the message for the log.
     moved: {name: number}: parameters that training learned and calibration renames; the number is
         added to the value.
+    gain: how much the mean log-likelihood of the rows has gained; inf if it is not known.
     """
 
     likelihood: Likelihood
     message: str
     moved: Mapping[str, float] = MappingProxyType({})
+    gain: float = math.inf
 
 
 class Likelihood(ABC):

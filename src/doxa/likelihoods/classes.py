@@ -95,11 +95,13 @@ class Classes(Likelihood):
         slope = _SLOPE * stopped
         log_t = map_estimate(score, weight, _MOST, _SPREAD, slope)
         lacking = slope * log_t / weight.sum()
-        if not significant_gain(score(log_t) - score(0.0) + lacking, weight, _ERRORS[log_t > 0]):
+        gained = score(log_t) - score(0.0)
+        if not significant_gain(gained + lacking, weight, _ERRORS[log_t > 0]):
             return None
         t = math.exp(log_t)
         message = f"{self.name} at temperature {t:.3g}"
-        return CalibratedLikelihood(replace(self, temperature=t), message)
+        gain = max(0.0, float((weight * gained).sum() / weight.sum()))
+        return CalibratedLikelihood(replace(self, temperature=t), message, gain=gain)
 
     def plain(self) -> Likelihood:
         return self if self.temperature is None else replace(self, temperature=None)

@@ -247,10 +247,12 @@ class Gaussian(Likelihood):
 
         found = {df: best(df) for df in _DEGREES}
         df = max(_DEGREES, key=lambda df: found[df])
-        if not 2.0 * (found[df][0] - best(None)[0]) > _CLEAR:
+        gained = found[df][0] - best(None)[0]
+        if not 2.0 * gained > _CLEAR:
             return None
         message = f"student-t with {df:g} degrees of freedom"
-        return CalibratedLikelihood(StudentT(df=df), message, {"log_scale": found[df][1]})
+        moved = {"log_scale": found[df][1]}
+        return CalibratedLikelihood(StudentT(df=df), message, moved, gained / float(weight.sum()))
 
     def event(self, output: Shape) -> Shape:
         return tuple(output)

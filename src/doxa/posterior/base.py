@@ -60,7 +60,31 @@ def posterior_class(kind: str) -> type[Posterior]:
 
 
 class Status(str):
-    """ "ok", "diverged", "not-converged"…; `.reason` holds the explanation."""
+    """ "ok", "diverged", "not-converged"…; `.reason` holds the explanation.
+
+    Where several statuses apply, a fit has the first of `ORDER`:
+
+        diverged              it is not finite, or the loss rose
+        stopped               it was stopped before its end
+        degenerate            noise and function cannot be distinguished
+        not-converged         chains or weights are not where they should be
+        worse-than-map        Laplace predicts worse than its own maximum
+        prior-collapse        training rows are predicted no better than by a constant
+        worse-than-constant   held-out rows are predicted worse than by a constant
+        overconfident         intervals hold too few held-out rows, or classes are too sure
+        underfit              a simple model predicts held-out rows better
+        underconfident        classes are too unsure
+        not-evaluated         there are too few held-out rows to evaluate it
+        ok                    none of these
+
+    A status that is not in the table, of a method that is not part of doxa, follows "diverged".
+    """
+
+    ORDER: ClassVar[tuple[str, ...]] = (
+        "diverged", "stopped", "degenerate", "not-converged", "worse-than-map", "prior-collapse",
+        "worse-than-constant", "overconfident", "underfit", "underconfident", "not-evaluated",
+        "ok",
+    )  # fmt: skip
 
     reason: str
 
@@ -69,18 +93,45 @@ class Status(str):
         status.reason = reason
         return status
 
+    @property
+    def rank(self) -> float:
+        """The place in `ORDER`."""
+        return self.ORDER.index(self) if self in self.ORDER else 0.5
+
+    def or_before(self, other: Status) -> Status:
+        """The status of a fit for which both apply."""
+        return other if other.rank < self.rank else self
+
 
 class HeldOut(TypedDict, total=False):
-    """Scores of a fit on its held-out rows, each a mean over them. `driver/validation.py` has what
-    each is."""
+    """Estimates of the mean scores of the posterior on new rows, from held-out rows.
+    `driver/validation.py` has what each is, and what they are corrected for."""
 
-    rows: Required[int]  # their number
+    rows: Required[int]  # the number of held-out rows
     log_prob: Required[float]  # log predictive density, in nats and units of y
     gain: float  # the same, less that of a constant prediction
     coverage: float  # share inside the central 90 % interval; numeric y
     too_sure: float  # confidence less accuracy; classes
     twice_as_sure: float  # log density gained with logits twice as large; classes
+    log_prob_error: float  # the standard errors, of the rows that were held out
+    gain_error: float
+    coverage_error: float
+    by: str  # "members" (each scored on its own part), "cross-fitting" or "one part" for all
+    corrected_for: int  # how many numbers the same rows have chosen: step, noise, calibration
     cross_fit_parts: int  # the number of networks that gave the scores, if the fit was cross-fitted
+
+
+class Compared(TypedDict, total=False):
+    """A fit and simple models of the same rows, on its held-out rows. There is one more entry for
+    each of these models, by its name: the mean gain of the model over the fit, in nats per row. It
+    is positive if the model predicts the rows better."""
+
+    tested: Required[bool]
+    why: str  # the reason if it was not tested
+    rows: int  # the number of held-out rows
+    trained: int  # the number of rows that the models were fitted to, at most
+    best: str  # the name of the best model
+    error: float  # the standard error of its gain
 
 
 class Stopping(TypedDict):
@@ -155,7 +206,8 @@ class Diagnostics(dict[str, Any]):
 
     @property
     def held_out(self) -> HeldOut | None:
-        """Scores on the held-out rows: rows, log_prob, gain, coverage, too_sure, twice_as_sure; and
+        """Estimates for new rows, from held-out rows: rows, log_prob, gain, coverage, too_sure,
+        twice_as_sure; log_prob_error, gain_error, coverage_error; by, corrected_for and
         cross_fit_parts."""
         return self.get("held_out")
 
@@ -163,6 +215,12 @@ class Diagnostics(dict[str, Any]):
     def held_out_calibration(self) -> HeldOutCalibration | None:
         """The calibration of the likelihood on held-out rows: rows, likelihood."""
         return self.get("held_out_calibration")
+
+    @property
+    def yardsticks(self) -> Compared | None:
+        """The gain of simple models over the fit, on its held-out rows; tested, why, rows, trained,
+        best, error."""
+        return self.get("yardsticks")
 
     @property
     def stopping(self) -> Stopping | None:
@@ -196,7 +254,7 @@ class Record:
     history: dict[str, Any] = field(default_factory=dict)
     diagnostics: Diagnostics = field(default_factory=Diagnostics)
     metadata: dict[str, Any] = field(default_factory=dict)
-    validation: float | None = None  # mean log predictive of the held-out rows
+    validation: float | None = None  # estimate of the mean log predictive of new rows
     stats: dict[str, Tensor] = field(default_factory=dict)  # of each kept draw, {name: [K, T]}
 
 
@@ -229,8 +287,11 @@ class Posterior(describe.Described, ABC):
         The method with its settings.
     members : int
         The number of members that are averaged.
-    status, history, validation, metadata
+    status, history, metadata
         The driver's record of the fit.
+    validation : float or None
+        The estimated mean log predictive density of new rows, from held-out rows; its standard
+        error is `diagnostics["held_out"]["log_prob_error"]`.
     diagnostics : Diagnostics
         Facts about the fit: time, steps, engine, scores on held-out rows, and those of the method.
     log_evidence, elbo : float or None

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from doxa import describe as facts_of
 from doxa import registry
 from doxa.app.report import html
 from doxa.app.report.charts import Axis, Line, Mark, Plot, Points, Ribbon
@@ -85,7 +86,7 @@ def _likelihood(posterior: Any) -> str:
 
 
 def _chosen_by(posterior: Any) -> int | None:
-    """How many held-out rows chose the likelihood; None where they did not."""
+    """The number of held-out rows by which the likelihood was chosen; None if it was not."""
     return posterior.diagnostics.get("held_out_calibration", {}).get("rows")
 
 
@@ -132,10 +133,22 @@ def _run(subject: Subject) -> Content:
             ("precision", str(posterior.dtype).removeprefix("torch.")),
             ("log evidence", _number(posterior.log_evidence)),
             ("ELBO", _number(posterior.elbo)),
-            ("validation", _number(posterior.validation, " mean log predictive")),
+            ("held-out score", _held_out_score(posterior)),
             ("versions", _versions(posterior) or None),
         ],
     )
+
+
+def _held_out_score(posterior: Any) -> str | None:
+    """The estimated score of new rows ± its standard error, and how the estimate was made."""
+    if posterior.validation is None:
+        return None
+    found = posterior.diagnostics.get("held_out") or {}
+    shown = short(float(posterior.validation), 5)
+    if "log_prob_error" in found:
+        shown += f" ± {short(found['log_prob_error'], 2)}"
+    made = facts_of.estimated_by(found)
+    return f"{shown} mean log predictive" + (f" ({made})" if made else "")
 
 
 def _number(value: Any, unit: str = "") -> str | None:
@@ -148,7 +161,7 @@ def _versions(posterior: Any) -> str:
 
 
 def _columns(subject: Subject) -> Content:
-    """How each column was read, behind a disclosure."""
+    """How each column was read, in a collapsed element."""
     inputs, names = subject.inputs, subject.names
     if not inputs:
         return None
@@ -196,7 +209,7 @@ def training_section(subject: Subject) -> Content:
 
 
 def series(history: dict[str, Any]) -> dict[str, tuple[Array, Array]]:
-    """{quantity: (steps [T], values [T, members])} of what is recorded as [step, [values]]."""
+    """{quantity: (steps [T], values [T, members])} from records [step, [values]]."""
     found = {}
     for name, entries in history.items():
         pairs = [e for e in entries if isinstance(e, (list, tuple)) and len(e) == 2]
@@ -220,7 +233,7 @@ def _numeric(value: Any) -> bool:
 def in_units_of_y(
     posterior: Any, found: dict[str, tuple[Array, Array]]
 ) -> dict[str, tuple[Array, Array]]:
-    """Sums over rows become means, and densities those of y in its own units."""
+    """Convert sums over rows to means, and densities to the units of y."""
     scale, record = posterior.scales.y_scale, posterior.diagnostics
     shift = 0.0 if scale is None else float(scale.detach().double().log().sum())
     rows = {"validation": record.get("stopping", {}).get("rows"), "log_density": record.get("rows")}

@@ -526,7 +526,8 @@ class Driver:
             return stage.step(run, state, batch, clock)
 
         executor = self._executor(stage, at, step, feed, ticks, rates, ahead)
-        if run.by_tensor:  # no step may copy the state, not even the first
+        large = run.by_tensor
+        if large:  # no step may copy the state, not even the first
             at.state = executor.ours = separate(at.state)
         every = max(1, min(steps, max(10, steps // 100)))
         stopping: EarlyStopping | StopAt | None = None
@@ -541,7 +542,7 @@ class Driver:
                 at.state = stage.hooks[t](run, at.state)
             tick = t == 0 or (t + 1) % every == 0 or t + 1 in last
             keeps = stage.keep and (t + 1) % stage.keep == 0
-            if run.by_tensor:
+            if large:
                 before = self._remembered(stage, at) if tick else {}
                 reported = bool(tick or keeps)
             else:

@@ -112,7 +112,9 @@ class StochasticGradient(Method):
         advance = move or self.move
 
         def step(run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
-            found = self._in_blocks(run, state, batch, clock, advance)
+            found = None
+            if self.columnwise and run.by_tensor and run.free is None:
+                found = self._in_blocks(run, state, batch, clock, advance)
             if found is not None:
                 return found
             value, grad, changed = stochastic_gradient(run, state, batch, clock)
@@ -125,10 +127,8 @@ class StochasticGradient(Method):
     def _in_blocks(
         self, run: Run, state: State, batch: Batch, clock: Clock, advance: Move
     ) -> tuple[State, Info] | None:
-        """The step of a large network in blocks of its columns, in place. None if the network is
-        not large, or if `move` is not a function of each weight alone."""
-        if not (self.columnwise and run.by_tensor) or run.free is not None:
-            return None
+        """The step of a large network in blocks of its columns, in place. None if the objective
+        needs rows."""
         shape = state["theta"].shape
         rows = {k: v for k, v in state.items() if v.shape == shape}
         if not clock.owned:

@@ -142,7 +142,7 @@ def optimise(
 
     def step(run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
         chosen = optimizer or run.settings.optimizer
-        if tuple(over) == ("theta",) and combine is None:
+        if run.by_tensor and tuple(over) == ("theta",) and combine is None:
             found = step_by_tensor(run, objective, state, batch, clock, chosen)
             if found is not None:
                 new, value = found

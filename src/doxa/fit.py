@@ -50,6 +50,7 @@ from doxa.driver.setup import (
     FEWEST_ROWS,
     Given,
     cross_fit_parts,
+    expects_by_tensor,
     fingerprint,
     fitted_rows,
     group_counts,
@@ -65,6 +66,7 @@ from doxa.engine import Engine
 from doxa.engine.engine import default_modes, threads_for
 from doxa.errors import MethodError, ModelError
 from doxa.likelihoods import Inferred, Likelihood
+from doxa.linalg.layout import LARGE
 from doxa.method import Callback, FitSettings, Method, Run, as_method
 from doxa.method.method import Workload, check_planned, in_half, keywords
 from doxa.model import Model, Subset
@@ -556,7 +558,10 @@ def fit(
             settings, batch_size=size, epoch_steps=epoch,
             steps=times * _steps(steps, epochs, method, epoch),
         )  # fmt: skip
-        work = Workload.of(problem, held, len(specs) * len(ids), size, output, inputs, draws_budget)
+        work = Workload.of(
+            problem, held, len(specs) * len(ids), size, output, inputs, draws_budget,
+            expects_by_tensor(problem, method, engine, len(specs) * len(ids), device),
+        )  # fmt: skip
         check_planned(method, work, device)
         run = stack(
             problem if dtype else problem.to(device, held.dtype), method, noise_model, held,
@@ -594,7 +599,11 @@ def fit(
     if crossed is None:
         _check_network(run, method)
     digest = "" if folder is None else fingerprint(run, method, specs)
+    if run.by_tensor:  # the initial weights would be another copy during the fit
+        run = replace(run, initial=None)
     posteriors, _ = run_fit(run, method, specs, began, folder, digest)
+    if run.problem.model is not None:
+        run.problem.model.own()
     if crossed is not None:
         crossed.apply(posteriors)
     elif auto and run.rows.validation is None and given.tasks is None:
@@ -649,7 +658,8 @@ def _check_network(run: Run, method: Method) -> None:
     """Check on a few rows that the network can be trained, and warn if it was trained before."""
     if run.problem.model is None:
         return
-    first, few = run.start()[0], run.rows.take(run.rows.rows[0][:8], torch.tensor(0))[0]
+    assert run.initial is not None
+    first, few = run.initial[0], run.rows.take(run.rows.rows[0][:8], torch.tensor(0))[0]
     if run.settings.fresh and not method.own_weights:
         warn_if_pretrained(run.net, run.initial[0])
     check_logits(run.net.likelihood, check_gradient_flow(run.net, first, few))
@@ -755,6 +765,8 @@ def _problem(
         network = model.unseen()
     else:
         network = Model(model, likelihood, prior, subset or "all")
+    if sum(p.numel() for p in network.net.parameters()) >= LARGE:
+        network.share(model.net if isinstance(model, Model) else model)
     inferred = None
     if not any("likelihood" in spec.hyper for spec in specs):  # otherwise the grid has them
         try:

@@ -87,6 +87,7 @@ class MAP(Method):
     half_precision: ClassVar[bool] = True
     overfits: ClassVar[bool] = True
     alternatives: ClassVar[Alternatives] = Alternatives()
+    large_copies: ClassVar[tuple[float, float] | None] = (4.0, 1.0)  # θ, m, v, the last good θ; ∇
 
     def stages(self, run: Run) -> Iterable[Stage]:
         yield optimise(log_joint, run.steps)

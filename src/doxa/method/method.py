@@ -106,6 +106,10 @@ class Workload:
         Bytes per number.
     draws_budget : int
         Bytes of kept draws in memory; the rest is on disk.
+    by_tensor : bool
+        Whether steps make no copies of a row of weights (`Run.by_tensor`).
+    held_out : bool
+        Whether the best state on held-out rows is kept.
     """
 
     members: int
@@ -119,11 +123,13 @@ class Workload:
     batch: int
     itemsize: int
     draws_budget: int
+    by_tensor: bool = False
+    held_out: bool = False
 
     @classmethod
     def of(
         cls, problem: Problem, data: Data, members: int, batch: int, output: Any, inputs: Any,
-        draws_budget: int | None,
+        draws_budget: int | None, by_tensor: bool = False,
     ) -> Workload:  # fmt: skip
         model = problem.model
         brought = sum(module.layout.size for module in problem.modules.values())
@@ -139,6 +145,7 @@ class Workload:
         return cls(
             members, weights, uncertain, brought, max(map(len, data.rows)), _count(inputs),
             _count(output), features, batch, torch.finfo(data.dtype).bits // 8, draws_budget,
+            by_tensor, data.validation is not None,
         )  # fmt: skip
 
     @property
@@ -510,6 +517,10 @@ class Method(metaclass=_Renaming):
     own_weights: ClassVar[bool] = False  # `prepare` makes weights that are not the given network's
     modules_stack: ClassVar[bool] = False  # the method's own modules run under vmap
     copies: ClassVar[float] = 24.0  # copies of all weights at the peak of a fit, as measured
+    # Copies of all members' weights, and of one member's, at the peak of a fit of a large network
+    # whose steps make none; None: `copies`. With held-out rows, there is one more of `best_copies`.
+    large_copies: ClassVar[tuple[float, float] | None] = None
+    best_copies: ClassVar[float] = 1.0
     predicted_draws: ClassVar[int] = 0  # draws of the weights held at once to predict held-out rows
     # Advice in the error message if memory is short:
     smaller: ClassVar[str] = (
@@ -601,9 +612,15 @@ class Method(metaclass=_Renaming):
         return 0
 
     def planned_bytes(self, work: Workload) -> int:
-        """The peak memory of a fit, to a factor of two: state, gradients, copies and kept draws.
+        """The peak memory of a fit: state, gradients, copies and kept draws. It is right to a
+        factor of two; for large networks with `large_copies`, within 15 %.
         `doxa.method.method` lists what is not counted."""
         particles = work.copy * self.width
+        if work.by_tensor and self.large_copies is not None:
+            every, one = self.large_copies
+            every += self.best_copies * (work.held_out and self.overfits)
+            drawn = min(self.kept_draws * particles, work.draws_budget)
+            return int((every + one / work.members) * particles) + drawn
         kept = min(self.kept_draws * particles, work.draws_budget)
         predicting = self.predicted_draws * work.weights * work.itemsize
         return int(self.copies * particles) + kept + predicting

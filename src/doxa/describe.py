@@ -212,7 +212,6 @@ _SCORES = {
     "log_prob": "log-likelihood per row", "gain": "gain over a constant",
     "coverage": "share in 90 % intervals", "too_sure": "confidence above accuracy by",
 }  # fmt: skip
-_BY = {"members": "parts of the members", "one part": "one part", "cross-fitting": "cross-fitting"}
 
 
 def held_out(found: Mapping[str, Any]) -> str:
@@ -238,7 +237,7 @@ def estimated_by(found: Mapping[str, Any]) -> str:
     if "by" not in found:
         return ""
     parts = found.get("cross_fit_parts")
-    by = _BY.get(found["by"], found["by"]) + (f" in {parts} parts" if parts else "")
+    by = found["by"] + (f" in {parts} parts" if parts else "")
     count = found.get("corrected_for", 0)
     return f"by {by}" + (f", corrected for {plural(count, 'chosen number')}" if count else "")
 

@@ -19,7 +19,6 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from doxa import describe
 from doxa.app.commands.terminal import (
     err,
     log_to_terminal,
@@ -299,8 +298,8 @@ def fit(
     out.print(f"{method}: {status_of(posterior)}, {time.perf_counter() - start:.1f} s")
     if stages := fitting.stages_message(posterior):
         out.print(stages, highlight=False, soft_wrap=True)
-    if found := posterior.diagnostics.get("held_out"):
-        out.print(f"held out: {describe.held_out(found)}", highlight=False, soft_wrap=True)
+    if held := fitting.held_out_message(posterior):
+        out.print(held, highlight=False, soft_wrap=True)
     if left := posterior.diagnostics.get("held_out_calibration"):
         out.print(f"likelihood: {left['likelihood']}, chosen by {left['rows']:,} held-out rows")
     if asked:

@@ -111,6 +111,17 @@ def test_weights_outside_the_subset_are_points(skeleton: ModuleType) -> None:
         assert bool((value.std(1) > 0).all()) == (name in sampled), name
 
 
+def test_the_guide_names_the_protocol() -> None:
+    """What a method may write, or declare, is in the section on methods."""
+    _, _, below = GUIDE.read_text(encoding="utf-8").partition("\n# Adding a method\n")
+    guide = below.partition("\n# Adding other parts\n")[0]
+    internal = {"name", "current_settings", "settings", "per_run"}
+    names = {name for name in vars(doxa.Method) if not name.startswith("_")} - internal
+    assert {"prepare", "own_weights", "kept_draws"} < names
+    missing = sorted(name for name in names if not re.search(rf"`{name}\b", guide))
+    assert not missing, f"CONTRIBUTING.md does not describe {missing}"
+
+
 def test_the_skeleton_checks_its_settings(skeleton: ModuleType) -> None:
     with pytest.raises(doxa.errors.MethodError):
         skeleton.MySGLD(thin=0)

@@ -1,12 +1,17 @@
-"""Every method is in the README's table and on the page that its row names."""
+"""Every method is in the README's table and on the page that its row names, and its settings are in
+its docstring."""
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import re
 from pathlib import Path
 
 import pytest
 
+import doxa
+from doxa.errors import MissingExtra
 from doxa.registry import ROWS, MethodTable, Row
 
 ROOT = Path(__file__).parent.parent
@@ -36,7 +41,7 @@ def test_the_readme_has_the_table_and_nothing_else() -> None:
 
 @every
 def test_its_page_describes_it(row: Row) -> None:
-    where = f"the row of {row.name!r} in src/doxa/registry/"
+    where = f"the row of {row.name!r} in src/doxa/registry.py"
     assert row.gives, f"{where} says nothing of what the method gives: add gives='...'"
     assert row.docs, f"{where} names no page: add docs='methods.md', or another page under docs/"
     page = ROOT / "docs" / row.docs
@@ -44,3 +49,20 @@ def test_its_page_describes_it(row: Row) -> None:
     text = page.read_text(encoding="utf-8")
     named = re.search(rf"`{re.escape(row.name)}`|`{row.class_name}\b", text)
     assert named, f"docs/{row.docs} says nothing of `{row.class_name}`: what is it, when to use it?"
+
+
+@every
+def test_its_docstring_describes_every_setting(row: Row) -> None:
+    """As numpydoc entries ("draws, thin : int", or names alone with "As in `SGHMC`."), in its class
+    or in a base class."""
+    try:
+        cls = doxa.get_method(row.name)
+    except MissingExtra as error:
+        pytest.skip(str(error))
+    own = [vars(base).get("__doc__") or "" for base in cls.__mro__ if issubclass(base, doxa.Method)]
+    text = "\n".join(inspect.cleandoc(doc) for doc in own)
+    missing = [
+        field.name for field in dataclasses.fields(cls)
+        if not re.search(rf"^(\w+, )*{field.name}(, \w+)*( : .+)?$", text, re.MULTILINE)
+    ]  # fmt: skip
+    assert not missing, f"the docstring of {cls.__name__} needs entries 'name : type' for {missing}"

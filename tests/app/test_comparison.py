@@ -314,7 +314,7 @@ def test_shares_end_at_one_and_names_stand_alone() -> None:
 
 
 def shown(found: Comparison) -> str:
-    console = Console(width=160, record=True, file=io.StringIO())
+    console = Console(width=320, record=True, file=io.StringIO())  # a new score is a column
     for table in as_tables(found):
         console.print(table)
     return " ".join(console.export_text().split())

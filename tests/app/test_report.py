@@ -512,3 +512,15 @@ def test_what_cannot_be_used_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"\.html"):
         report.write(posterior, tmp_path / "r.txt")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_settings_may_be_numbers_of_numpy(tmp_path: Path) -> None:
+    """They are shown as numbers, and the Python lines need no numpy."""
+    x = torch.linspace(-1, 1, 30)[:, None]
+    method = library.SVGD(particles=np.int64(4), temperature=np.float32(0.5))
+    net = library.nets.mlp(1, 1, hidden=(3,))
+    posterior = library.fit(net, (x, x[:, 0]), method, steps=3, progress=False)
+    report.write(posterior, tmp_path / "r.html", test=(x, x[:, 0]), diagnose=False)
+    page = (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert "doxa.SVGD(particles=4, temperature=0.5)" in parse(page)[0].text
+    assert "np." not in page

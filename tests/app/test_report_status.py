@@ -112,7 +112,7 @@ def test_rows_that_the_fit_set_aside_are_scored(run: Path, tmp_path: Path) -> No
     assert fitted is not None and fitted.count == 60 - 27 - 2
     for option in ("--train", "--test"):
         doxa("report", tmp_path / "run", option, run / "data.csv", "--out", tmp_path / "r.html")
-        assert "27 rows (data.csv, set aside by the fit)" in header(tmp_path / "r.html")
+        assert "27 rows (data.csv, held out by the fit)" in header(tmp_path / "r.html")
     frame = pd.read_csv(run / "data.csv")
     x = frame[["a", "b"]].to_numpy(np.float32)[[3, 7, *range(30, 55)]]
     y = frame["y"].to_numpy(np.float32)[[3, 7, *range(30, 55)]]

@@ -22,7 +22,8 @@ TASKS = {
     "counts": ("poisson", 1),
 }
 STATUSES = ("diverged", "stopped", "not-converged", "overconfident", "underconfident",
-            "worse-than-constant", "worse-than-map", "degenerate", "prior-collapse")  # fmt: skip
+            "worse-than-constant", "worse-than-map", "degenerate", "prior-collapse",
+            "underfit")  # fmt: skip
 
 
 def rows(task: str, n: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

@@ -382,7 +382,9 @@ def test_a_kernel_starts_from_its_own_values() -> None:
 
 def test_an_unregistered_kernel_works_but_is_not_saved(tmp_path: Path) -> None:
     x, y = rows()
-    posterior = doxa.fit(None, (x, y), doxa.GP(gpytorch.kernels.RBFKernel()), steps=3)
+    kernel = gpytorch.kernels.RBFKernel()
+    kernel.builder = "an attribute of the user's own"
+    posterior = doxa.fit(None, (x, y), doxa.GP(kernel), steps=3)
     assert torch.isfinite(posterior.predict(x).mean).all()
     with pytest.raises(StoreError, match="register_kernel"):
         posterior.save(tmp_path / "run")

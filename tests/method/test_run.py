@@ -99,6 +99,27 @@ def test_the_step_is_that_of_gradient_descent_on_minus_the_objective_over_n() ->
     assert torch.allclose(b, torch.full_like(b, 1 - 0.1 * 2 / 12))
 
 
+@pytest.mark.parametrize("likelihood", ["gaussian", doxa.Gaussian(noise=0.3)], ids=str)
+def test_likelihood_parameters_are_those_of_the_log_likelihood(likelihood: Any) -> None:
+    """Learned or given: log N(y; f, σ²) by hand is what the run computes."""
+    seen: list[tuple[Tensor, Tensor]] = []
+
+    def compared(run: Run, params: State, batch: Batch, clock: Clock) -> Any:
+        theta = params["theta"]
+        f = run.outputs(theta, batch.x, params, batch.shared)
+        log_noise = run.likelihood_theta(theta)["log_noise"].reshape(run.size, 1, 1)
+        z = (batch.y - f) / log_noise.exp()
+        by_hand = -0.5 * z.square() - log_noise - 0.5 * math.log(2 * math.pi)
+        each = run.log_likelihoods(theta, batch)
+        seen.append((by_hand.sum(2).detach(), each.detach()))
+        return run.total(each, batch) - (params["b"] ** 2).sum((1, 2)), {}
+
+    fit(compared, likelihood=likelihood, engine="stack:eager")
+    for got, want in seen:
+        assert torch.allclose(got, want, rtol=1e-10)
+    assert seen and seen[0][1].shape == (3, 12)
+
+
 def test_an_objective_of_the_wrong_shape_is_refused() -> None:
     def total(run: Run, params: State, batch: Batch, clock: Clock) -> Any:
         return plain(run, params, batch, clock)[0].sum(), {}

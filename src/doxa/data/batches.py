@@ -255,9 +255,11 @@ class NoData:
 
 
 class Feed(Protocol):
-    """Batches by step. `steps` is their number, or None if the stage has the number of steps."""
+    """Batches by step. `steps` is their number, or None if the stage has the number of steps;
+    `size` is the largest number of rows of a batch."""
 
     steps: int | None
+    size: int
 
     def batch(self, t: int) -> Batch: ...
 
@@ -338,9 +340,11 @@ def source(spec: str | Source) -> Source:
 
 
 class NoRows:
-    """Empty batches, for problems without a data set."""
+    """Empty batches, for problems without a data set. A density is evaluated once per step, as for
+    one row."""
 
     steps: int | None = None
+    size = 1
 
     def __init__(self, members: int, device: torch.device, dtype: torch.dtype) -> None:
         self._batch = Batch((), (), torch.ones(members, device=device, dtype=dtype))

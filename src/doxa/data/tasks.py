@@ -209,6 +209,7 @@ class TaskBatches:
         self.base = Batches(
             data, request.split_of, request.keys, request.size, request.stage, most=request.steps
         )
+        self.size = self.base.size
         self.noise = Noise(
             0, f"context/{request.stage}", list(request.keys), data.device, data.dtype
         )

@@ -21,6 +21,7 @@ from torch import Tensor
 from doxa.diagnose.advice import (
     MORE_ROWS,
     Advice,
+    another,
     any_of,
     calmer,
     coded,
@@ -65,6 +66,11 @@ def status(case: DiagnosticData) -> Finding:
         return bad(message, any_of(standardise(case), longer(case), MORE_ROWS))
     if outcome == "overconfident":
         return warning(message, any_of(recalibrate(case.posterior), ensemble(case), MORE_ROWS))
+    if outcome == "underfit":
+        compared = case.posterior.diagnostics.yardsticks
+        best = "" if compared is None else compared.get("best", "")
+        simple = another(case, best) if best in ("gp", "linear") else None
+        return warning(message, any_of(standardise(case), longer(case), ensemble(case), simple))
     if outcome == "underconfident":
         return warning(message, any_of(recalibrate(case.posterior), longer(case)))
     if outcome == "not-evaluated":

@@ -92,15 +92,14 @@ class CrossFit:
         for posterior, evaluated in zip(posteriors, self.evaluated, strict=True):
             found, record = evaluated.record, posterior.record
             record.validation = found.validation
-            for key in ("held_out", "held_out_calibration"):
+            for key in ("held_out", "held_out_calibration", "yardsticks"):
                 if key in found.diagnostics:
                     record.diagnostics[key] = found.diagnostics[key]
             record.diagnostics.setdefault("held_out", {})["cross_fit_parts"] = self.parts
             if "fitted_likelihood" in found.metadata:
                 record.metadata["fitted_likelihood"] = found.metadata["fitted_likelihood"]
                 adopt_likelihood(posterior, evaluated)
-            if record.status == "ok" and found.status != "ok":
-                record.status = found.status
+            record.status = record.status.or_before(found.status)
 
 
 def cross_fit(

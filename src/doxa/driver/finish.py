@@ -16,6 +16,7 @@ from doxa import store
 from doxa.data import Data
 from doxa.driver.loop import Driver, FitCheckpoints, Progress, own_checkpoint, saved_engine
 from doxa.driver.runs import RunSpec
+from doxa.driver.underfit import compare_with_yardsticks
 from doxa.driver.validation import (
     Choices,
     calibrate_on_held_out,
@@ -100,8 +101,9 @@ def _posterior(
             stopped = bool(result.best_step)
             gain = calibrate_on_held_out(posterior, each, method, part, stopped, parts)
             choices = _choices(posterior, run, result, rows)._replace(calibration=gain)
-            evaluate_held_out(posterior, each, run, choices, parts)
-        if method.shrinks and not parts and record.status == "ok" and not run.data.tasks:
+            scores = evaluate_held_out(posterior, each, run, choices, parts)
+            compare_with_yardsticks(posterior, scores, run)
+        if method.shrinks and not parts and not run.data.tasks:
             check_prior_collapse(posterior, part)
         if result.best_step and run.data.validation is not None:
             # needed to interpret the sums over held-out rows in the history

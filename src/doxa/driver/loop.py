@@ -455,8 +455,7 @@ class Driver:
                     at.recorded = None
                 product = stage.product  # multiplications in the largest matrix product
                 if product is None:
-                    size = getattr(feed, "size", self.run.settings.batch_size)
-                    product = self.run.engine.product * size
+                    product = self.run.engine.product * feed.size
                 with threads_for(product):
                     self._run_stage(i, stage, feed, steps, at, bar)
                 at.stage, at.t = i + 1, 0

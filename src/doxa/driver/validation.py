@@ -3,8 +3,10 @@
 **Evaluation** (`evaluate_held_out`). The held-out rows give the mean log predictive density, the
 coverage of intervals and the confidence of classes. The status of a fit is not "ok" if it is
 strongly overconfident, worse than a constant, or strongly underconfident about classes.
-`check_prior_collapse` uses training rows instead: a method that may collapse to its prior is not
-"ok" if it predicts its training rows no better than a constant.
+`compare_with_yardsticks` (`driver/underfit.py`) compares these scores with those of simple models.
+`check_prior_collapse` uses training rows instead: a
+method that may collapse to its prior is not "ok" if it predicts its training rows no better than a
+constant.
 
 What is reported is an estimate for new rows: of the mean score and of the coverage that the
 returned posterior has there, with a standard error. Two things are corrected for.
@@ -103,6 +105,7 @@ _SEEN, _DRAWS = 256, 32  # training rows, and functions that predict them, for p
 
 
 PosteriorsBySplit = list[tuple[Posterior, int]]  # a posterior, and the split that evaluates it
+ScoresBySplit = dict[int, Tensor]  # the log density of the held-out rows of each split
 
 
 class Choices(NamedTuple):
@@ -132,9 +135,10 @@ class Choices(NamedTuple):
 def evaluate_held_out(
     posterior: Posterior, posteriors_by_split: PosteriorsBySplit, run: Run, choices: Choices,
     alone: bool = False,
-) -> None:  # fmt: skip
+) -> ScoresBySplit:  # fmt: skip
     """Evaluate a run on its held-out rows, and store scores and status in the record. `alone`: the
-    posteriors are evaluated and not their mixture; a fit to all rows follows."""
+    posteriors are evaluated and not their mixture; a fit to all rows follows. Returns the log
+    density of each row, corrected as its mean is."""
     data, pooled = run.rows, run.pooled_rows is not None
     assert data.validation is not None
     likelihood = run.likelihood
@@ -188,8 +192,9 @@ def evaluate_held_out(
     status = _status(found, rows)
     if status == "ok" and pooled and together < FEWEST_EVALUATED:
         status = Status("not-evaluated", not_evaluated(rows))
-    if record.status == "ok" and status != "ok":  # a status set by the method is kept
-        record.status = status
+    record.status = record.status.or_before(status)
+    sizes_scored = [len(each[0]["log_prob"]) for each in seen.values()]
+    return dict(zip(seen, found["log_prob"].values.split(sizes_scored), strict=True))
 
 
 def not_evaluated(rows: int) -> str:
@@ -314,7 +319,7 @@ def _scores(
 ) -> dict[str, Tensor]:
     """The scores of each row: log density, and whether it is inside its interval or two measures of
     confidence. `bounds` are the intervals, if they are known."""
-    found = {"log_prob": _log_prob(p, y).double()}
+    found = {"log_prob": log_prob_of(p, y).double()}
     if not isinstance(y, Tensor):
         return found
     if likelihood.scales_targets:
@@ -344,16 +349,19 @@ def _joined(weights: list[Tensor], one_more: bool) -> Tensor | None:
 def check_prior_collapse(posterior: Posterior, run: Run) -> None:
     """Set the status "prior-collapse" if training rows are predicted no better than by a
     constant."""
-    split = run.split_of[0]
+    record, split = posterior.record, run.split_of[0]
+    collapsed = Status("prior-collapse")
+    if record.status.or_before(collapsed) is not collapsed:
+        return
     p, y, weight = predicted(posterior, run.rows, run.rows.rows[split], split, _SEEN, _DRAWS)
-    if posterior.record.status != "ok" or not isinstance(y, Tensor):
+    if not isinstance(y, Tensor):
         return
     constant = run.likelihood.constant(y, y, per_effective_row(weight))
     if constant is None:
         return
-    gain = Scored(_log_prob(p, y).double() - constant, weight)
+    gain = Scored(log_prob_of(p, y).double() - constant, weight)
     if not gain.mean > gain.error:
-        posterior.record.status = Status(
+        record.status = Status(
             "prior-collapse",
             f"{len(gain.values)} training rows are predicted no better than by a constant "
             f"({gain.mean:.2g} nats per row): use a smaller initial scale, more steps, another "
@@ -425,6 +433,10 @@ def counted(data: Data, rows: Tensor, most: int) -> Tensor:
     """At most `most` of the rows, evenly spaced."""
     one = tree_flatten(data.take(rows[:1], torch.tensor(0))[1])[0]
     most = max(1, min(most, _NUMBERS // max(1, sum(t.numel() for t in one))))
+    return evenly(rows, most)
+
+
+def evenly(rows: Tensor, most: int) -> Tensor:
     return rows[torch.linspace(0, len(rows) - 1, min(len(rows), most)).round().long()]
 
 
@@ -443,7 +455,7 @@ def in_units(data: Data, rows: Tensor, split: int) -> tuple[Any, Any]:
     return x, y
 
 
-def _log_prob(p: Any, y: Any) -> Tensor:
+def log_prob_of(p: Any, y: Any) -> Tensor:
     if isinstance(y, tuple | list):  # the sum of the heads' scores
         return torch.stack([h.log_prob(t) for h, t in zip(p.heads, y, strict=True)]).sum(0)
     return torch.as_tensor(p.log_prob(y))

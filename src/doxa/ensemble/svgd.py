@@ -47,9 +47,12 @@ class SVGD(Method):
 
     Parameters
     ----------
-    particles: K, in each member; members are independent sets of them.
-    bandwidth: h as a multiple of med²/log K.
-    temperature: T, which multiplies the repulsion.
+    particles : int
+        K, in each member; members are independent sets of them.
+    bandwidth : float
+        h as a multiple of med²/log K.
+    temperature : float
+        T, which multiplies the repulsion.
     """
 
     name: ClassVar[str] = "svgd"

@@ -45,10 +45,16 @@ class SWA(Method):
 
     Parameters
     ----------
-    average: the share of the last steps whose points are averaged.
-    cycle: c, the steps between points that are averaged.
-    schedule: "constant" or "cyclic".
-    swa_lr: α₁; None: half the rate of `fit`. lowest: α₂, as a share of α₁, of the cyclic schedule.
+    average : float
+        The share of the last steps whose points are averaged.
+    cycle : int
+        c, the steps between points that are averaged.
+    schedule : str
+        "constant" or "cyclic".
+    swa_lr : float or None
+        α₁; None: half the rate of `fit`.
+    lowest : float
+        α₂, as a share of α₁, of the cyclic schedule.
     """
 
     name: ClassVar[str] = "swa"

@@ -47,14 +47,20 @@ _LEAST = 2  # points: a trajectory of one has no spread
 @store.register("swag")
 @dataclass(frozen=True)
 class SWAG(SWA):
-    """A Gaussian from the trajectory of stochastic weight averaging, whose settings it shares.
+    """A Gaussian from the trajectory of stochastic weight averaging.
 
     Parameters
     ----------
-    rank: K, the number of points whose deviations form the low-rank part; 0: only the diagonal.
-    deviations: from the "final" mean, or, as in the paper, from the "running" one.
-    scale: the covariance is multiplied by it; 1 is the paper's.
-    samples: with BatchNorm, the networks that are drawn, each given statistics of its own.
+    rank : int
+        K, the number of points whose deviations form the low-rank part; 0: only the diagonal.
+    deviations : str
+        Deviations from the "final" mean or, as in the paper, from the "running" mean.
+    scale : float
+        The covariance is multiplied by it; 1 is the paper's.
+    samples : int
+        With BatchNorm, the number of networks that are drawn; each has its own statistics.
+    average, cycle, schedule, swa_lr, lowest
+        As in `SWA`.
     """
 
     name: ClassVar[str] = "swag"

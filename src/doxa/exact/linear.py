@@ -51,14 +51,23 @@ class BayesianLinear(Method):
 
     Parameters
     ----------
-    features: None (the inputs, or a network's last hidden layer), "polynomial", "rbf", "fourier",
-        or a function from x [N, ...] to [N, F].
-    degree: of the polynomial. A grid over it compares models of different order.
-    count: how many centres or frequencies. lengthscale: their width, in units of fitted x.
-    intercept: add a feature that is always 1, under the same prior.
-    prior_std: the weights' prior standard deviation; None: by evidence (1 where tune is not).
-    noise: the noise standard deviation in units of y; None: that of the likelihood, else fitted.
-    tune: "evidence" (type-II maximum likelihood), "ml" (σ² = RSS/n), or None when all is given.
+    features : str or Callable[[object], Tensor] or None
+        None (the inputs, or a network's last hidden layer), "polynomial", "rbf", "fourier", or a
+        function from x [N, ...] to [N, F].
+    degree : int
+        The degree of the polynomial. A grid over it compares models of different order.
+    count : int
+        The number of centres or frequencies.
+    lengthscale : float
+        The lengthscale of the radial basis functions or frequencies, in units of fitted x.
+    intercept : bool
+        Add a feature that is always 1, under the same prior.
+    prior_std : float or None
+        The weights' prior standard deviation; None: by evidence (1 where tune is not).
+    noise : float or None
+        The noise standard deviation in units of y; None: that of the likelihood, else fitted.
+    tune : str or None
+        "evidence" (type-II maximum likelihood), "ml" (σ² = RSS/n), or None when all is given.
 
     Examples
     --------

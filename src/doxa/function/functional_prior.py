@@ -331,9 +331,12 @@ class FunctionalPrior(SGHMC):
 
     Parameters
     ----------
-    target, kind, lengthscale, variance, spread, distance, functions, points: as there.
-    prior_steps: steps that tune the prior.
-    draws, burn_in, thin, step_size, friction, gradient_noise, temperature: as in `SGHMC`.
+    target, kind, lengthscale, variance, spread, distance, functions, points
+        As in `doxa.functional_prior`.
+    prior_steps : int
+        Steps that tune the prior.
+    draws, burn_in, thin, step_size, friction, gradient_noise, temperature
+        As in `SGHMC`.
     """
 
     name: ClassVar[str] = "functional-prior"

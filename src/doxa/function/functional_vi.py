@@ -181,25 +181,36 @@ class FunctionalVI(DrawnWeights):
 
     Parameters
     ----------
-    function_prior: "rbf", "matern", "periodic" or "linear": a Gaussian process with that kernel, a
-        lengthscale for each column of x, fitted to real targets first; "weights": the functions of
-        the network under its (Gaussian) weight prior; or a `doxa.GPPrior` or `doxa.ImplicitPrior`,
-        as it is.
-    samples: functions per member and step, from which the score of q is estimated.
-    measured_rows: how many rows of the batch are measurement points.
-    extra_points: how many more are drawn around the data; None: 20, and none where x is not an
-        array of real numbers.
-    margin: how much wider than the data their box is on each side, as a share of its range.
-    smoothing: the standard deviation of the noise added to functions, in fitted units.
-    eigenvalue_share: the share of the eigenvalues' sum that the Stein estimate keeps: nearer to 1
-        it shrinks less and is noisier.
-    prior_steps: steps that fit the kernel of a named prior; 0: none.
-    noise_from: where learned Gaussian noise comes from. "training": it is learned with the weights.
+    function_prior : str or FunctionPrior
+        "rbf", "matern", "periodic" or "linear": a Gaussian process with that kernel, a lengthscale
+        for each column of x, fitted to real targets first; "weights": the functions of the network
+        under its (Gaussian) weight prior; or a `doxa.GPPrior` or `doxa.ImplicitPrior`, as it is.
+    samples : int
+        Functions per member and step, from which the score of q is estimated.
+    measured_rows : int
+        The number of rows of the batch that are measurement points.
+    extra_points : int or None
+        The number of further measurement points, drawn around the data; None: 20, or 0 where x is
+        not an array of real numbers.
+    margin : float
+        How much wider than the data their box is on each side, as a share of its range.
+    smoothing : float
+        The standard deviation of the noise added to functions, in fitted units.
+    eigenvalue_share : float
+        The share of the eigenvalues' sum that the Stein estimate keeps: nearer to 1 it shrinks less
+        and is noisier.
+    prior_steps : int
+        Steps that fit the kernel of a named prior; 0: none.
+    noise_from : str
+        Where learned Gaussian noise comes from. "training": it is learned with the weights.
         "evidence": it is that of the kernel's fit, in which functions are integrated out. Held-out
         rows may still correct it.
-    initial_std: the standard deviation each weight starts with.
-    temperature: T, the weight of the KL.
-    average: the share of the last steps over which q is averaged (Polyak); 0: the last iterate.
+    initial_std : float
+        The standard deviation each weight starts with.
+    temperature : float
+        T, the weight of the KL.
+    average : float
+        The share of the last steps over which q is averaged (Polyak); 0: the last iterate.
     """
 
     name: ClassVar[str] = "fbnn"

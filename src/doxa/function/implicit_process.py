@@ -82,7 +82,7 @@ def energies(
     Gaussian noise, and otherwise a mean over draws of a from ε [M, T, S]."""
     theta = q["mean"]
     if run.likelihood.integrates_normal:
-        given = likelihood_parameters(run.layout.unflatten(theta)) | run.constants
+        given = run.likelihood_theta(theta)
         own = shaped(run, f.mean)
         noise = run.likelihood.variance(own, given, lead=1).reshape(f.mean.shape)
         if alpha == 0:
@@ -304,18 +304,26 @@ class ImplicitProcess(Method):
 
     Parameters
     ----------
-    functions: S, draws of the prior that functions are made of.
-    alpha: α of the energy; 0: the ELBO.
-    learn_prior: fit the prior's means and standard deviations, one per weight. They start at the
-        network's first weights, and at `initial_scale` times the width of the model's own prior.
-    initial_scale: see `learn_prior`. A value below 1 (for example 0.1) improves predictions near
-        the training rows and reduces the uncertainty far from them: docs/functional.md.
-    exact: with Gaussian noise, put the posterior of a in closed form in the place of q(a) at the
-        end: what α = 0 comes to, and narrower than what a larger α finds.
-    function_prior: a `doxa.ImplicitPrior` in place of the network's functions; the network then
-        only determines the outputs, and nothing of the prior is learned.
-    samples: draws of a with which E_q is estimated under a likelihood that is not Gaussian.
-    average: the share of the last steps over which what is trained is averaged (Polyak).
+    functions : int
+        S, draws of the prior that functions are made of.
+    alpha : float
+        α of the energy; 0: the ELBO.
+    learn_prior : bool
+        Fit the prior's means and standard deviations, one per weight. They start at the network's
+        first weights, and at `initial_scale` times the width of the model's own prior.
+    initial_scale : float
+        See `learn_prior`. A value below 1 (for example 0.1) improves predictions near the training
+        rows and reduces the uncertainty far from them: docs/functional.md.
+    exact : bool
+        With Gaussian noise, put the posterior of a in closed form in the place of q(a) at the end:
+        what α = 0 comes to, and narrower than what a larger α finds.
+    function_prior : ImplicitPrior or None
+        A `doxa.ImplicitPrior` in place of the network's functions; the network then only determines
+        the outputs, and nothing of the prior is learned.
+    samples : int
+        Draws of a with which E_q is estimated under a likelihood that is not Gaussian.
+    average : float
+        The share of the last steps over which what is trained is averaged (Polyak).
     """
 
     name: ClassVar[str] = "vip"
@@ -464,7 +472,7 @@ class ImplicitProcess(Method):
         for t in range(rows.count):
             batch = rows.batch(t)
             mean, phi = self.basis(run, q, batch.x, batch.shared)
-            given = likelihood_parameters(run.layout.unflatten(q["mean"])) | run.constants
+            given = run.likelihood_theta(q["mean"])
             noise = run.likelihood.variance(shaped(run, mean), given, lead=1).reshape(mean.shape)
             weight = 1 / noise.double()  # [M, B, O]
             if batch.weight is not None:

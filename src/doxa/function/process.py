@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from doxa.data import rows_of
 from doxa.errors import NumericalError, StoreError
@@ -183,7 +183,7 @@ class GPPosterior(ProcessPosterior):
         return self.kernel(self.hyper, old, x).detach(), self.kernel(self.hyper, x, x).detach()
 
     def tensors(self) -> dict[str, Tensor]:
-        if not isinstance(self.method.kernel, str) and not hasattr(self.method.kernel, "builder"):
+        if isinstance(self.method.kernel, nn.Module):  # else a name or a `KernelSpec`
             raise StoreError(
                 "this kernel was not made by a registered builder and cannot be saved: write a "
                 "function that returns it and decorate it with "

@@ -70,7 +70,6 @@ from doxa.linalg import BlockDiagonal, Dense, Diagonal, Embedded, LowRankPrecisi
 from doxa.linalg.layout import Layout
 from doxa.method import Run, State
 from doxa.method.run import scaled_priors
-from doxa.model import likelihood_parameters
 from doxa.priors import Prior
 
 CHOSEN = "subnetwork"  # which of the uncertain weights have a matrix, [M, s], in the state
@@ -264,7 +263,7 @@ class Sums:
         """The state with the curvature, squared residuals and log-likelihood of some rows added.
         With d [M, S, B, O], the curvature is averaged over outputs f + d."""
         new = dict(state)
-        theta = likelihood_parameters(run.layout.unflatten(state["theta"])) | run.constants
+        theta = run.likelihood_theta(state["theta"])
         groups = self.groups(run)
         source = self.form.source(run, state)
         for rows in source.chunks(batch_rows(batch)):

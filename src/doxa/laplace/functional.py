@@ -40,7 +40,6 @@ from doxa.laplace.posterior import LaplacePosterior
 from doxa.linalg import Structure
 from doxa.linalg.base import per_member
 from doxa.method import Run, State
-from doxa.model import likelihood_parameters
 from doxa.posterior import register_posterior
 
 _HELD = 512 << 20  # bytes of Ψ that are stored, or computed at once
@@ -414,7 +413,7 @@ class Kernel(Form):
 
     def _root(self, run: Run, state: State, batch: Batch, away: Tensor | None = None) -> Tensor:
         """C^½ at some rows, [M, m, O, O]; with d, C is averaged over outputs f + d."""
-        theta = likelihood_parameters(run.layout.unflatten(state["theta"])) | run.constants
+        theta = run.likelihood_theta(state["theta"])
         outputs = Outputs(run.likelihood, theta, batch, run.net.output, self.kind)
         outputs = outputs if away is None else Averaged(outputs, away)
         return outputs.root(_values(self.source(run, state), batch), square=True).mT

@@ -81,7 +81,8 @@ class Diagonal(Structure):
 class Dense(Structure):
     """A lower Cholesky factor [K, P, P] of the covariance, or of the precision.
 
-    Build it with `from_covariance` or `from_precision`.
+    Build it with `from_covariance` or `from_precision`. Their factor is contiguous, as it is after
+    loading: the order of numbers in memory affects the last bits of a product.
     """
 
     name = "dense"
@@ -91,11 +92,11 @@ class Dense(Structure):
 
     @classmethod
     def from_covariance(cls, covariance: Tensor) -> Dense:
-        return cls(cholesky(covariance, "the covariance"), of_precision=False)
+        return cls(cholesky(covariance, "the covariance").contiguous(), of_precision=False)
 
     @classmethod
     def from_precision(cls, precision: Tensor) -> Dense:
-        return cls(cholesky(precision, "the precision"), of_precision=True)
+        return cls(cholesky(precision, "the precision").contiguous(), of_precision=True)
 
     @classmethod
     def from_precision_root(cls, root: Tensor) -> Dense:

@@ -55,10 +55,14 @@ class ConstantSGD(StochasticGradient):
 
     Parameters
     ----------
-    draws: kept from each chain, `thin` steps apart, after `burn_in` steps at the constant rate.
-    step_size: ε, of the mean loss; None: the optimal rate, estimated at the optimum from `probes`
-        mini-batch gradients.
-    temperature: T; only `step_size=None` can aim at it.
+    draws, thin, burn_in : int
+        Draws kept from each chain, `thin` steps apart, after `burn_in` steps at the constant rate.
+    step_size : float or None
+        ε, the rate on the mean loss; None: the optimal rate.
+    probes : int
+        Mini-batch gradients from which the optimal rate is estimated, at the optimum.
+    temperature : float
+        T; only `step_size=None` can aim at it.
     """
 
     name: ClassVar[str] = "constant-sgd"

@@ -32,13 +32,21 @@ class CyclicalSGMCMC(StochasticGradient):
 
     Parameters
     ----------
-    inner: "sgld" or "sghmc".
-    cycles: how often the step size starts anew.
-    draws: kept from each chain in each cycle, `thin` steps apart.
-    exploration: the share of a cycle without noise, in [0, 1), before its draws; a cycle has
-        draws · thin / (1 − exploration) steps.
-    step_size: η₀, at the start of each cycle; None: the rate of `fit` over n.
-    friction: α of SGHMC. temperature: T.
+    inner : str
+        "sgld" or "sghmc".
+    cycles : int
+        How often the step size starts anew.
+    draws, thin : int
+        Draws kept from each chain in each cycle, `thin` steps apart.
+    exploration : float
+        The share of a cycle without noise, in [0, 1), before its draws; a cycle has draws · thin /
+        (1 − exploration) steps.
+    step_size : float or None
+        η₀, at the start of each cycle; None: the rate of `fit` over n.
+    friction : float
+        α of SGHMC.
+    temperature : float
+        T.
     """
 
     name: ClassVar[str] = "cyclical"

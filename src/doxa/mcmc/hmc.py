@@ -40,14 +40,21 @@ class HMC(Hamiltonian):
 
     Parameters
     ----------
-    draws: transitions kept from each chain (after `thin`), `burn_in` transitions before them.
-    leapfrog: gradient steps in one transition.
-    target_accept: the acceptance rate to which the step size is adapted.
-    thin: keep every `thin`-th draw.
-    temperature: T.
-    mass: "diagonal" (one scale per parameter) or "full" (a covariance, for up to some hundreds of
+    draws, burn_in : int
+        Transitions that are kept from each chain (after `thin`), and transitions before them.
+    leapfrog : int
+        Gradient steps in one transition.
+    target_accept : float
+        The acceptance rate to which the step size is adapted.
+    thin : int
+        Keep every `thin`-th draw.
+    temperature : float
+        T.
+    mass : str
+        "diagonal" (one scale per parameter) or "full" (a covariance, for up to some hundreds of
         parameters).
-    jitter: the shortest trajectory, as a fraction of the longest; 1 for a fixed length.
+    jitter : float
+        The shortest trajectory, as a fraction of the longest; 1 for a fixed length.
     """
 
     name: ClassVar[str] = "hmc"

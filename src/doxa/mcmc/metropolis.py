@@ -35,10 +35,16 @@ class Metropolis(Kernel):
 
     Parameters
     ----------
-    draws: transitions kept from each chain (after `thin`), `burn_in` transitions before them.
-    scale: of the first proposals, in units of 2.38/√P; burn-in adapts it.
-    covariance: the adapted covariance of the proposal, "full" or "diagonal".
-    thin: keep every `thin`-th draw. temperature: T.
+    draws, burn_in : int
+        Transitions that are kept from each chain (after `thin`), and transitions before them.
+    scale : float
+        Scale of the first proposals, in units of 2.38/√P; burn-in adapts it.
+    covariance : str
+        The adapted covariance of the proposal, "full" or "diagonal".
+    thin : int
+        Keep every `thin`-th draw.
+    temperature : float
+        T.
     """
 
     name: ClassVar[str] = "metropolis"

@@ -47,11 +47,16 @@ class MinibatchMH(StochasticGradient):
 
     Parameters
     ----------
-    draws: kept from each chain, `thin` transitions apart, after `burn_in` transitions.
-    proposal: "langevin" or "walk".
-    step_size: η; None: starts at the rate of `fit` over n and is adapted in burn-in towards
-        `target_accept` (None: 0.574 for "langevin", 0.234 for "walk").
-    temperature: T.
+    draws, thin, burn_in : int
+        Draws kept from each chain, `thin` transitions apart, after `burn_in` transitions.
+    proposal : str
+        "langevin" or "walk".
+    step_size : float or None
+        η; None: starts at the rate of `fit` over n and is adapted in burn-in.
+    target_accept : float or None
+        The acceptance rate of that adaptation; None: 0.574 for "langevin", 0.234 for "walk".
+    temperature : float
+        T.
     """
 
     name: ClassVar[str] = "minibatch-mh"

@@ -242,15 +242,21 @@ class NUTS(Hamiltonian):
 
     Parameters
     ----------
-    draws: transitions kept from each chain (after `thin`), `burn_in` transitions before them.
-    target_accept: the acceptance rate to which the step size is adapted; set it nearer to 1 if
-        transitions diverge.
-    max_depth: at most 2^max_depth − 1 leapfrog steps per transition; at most 2^7 − 1 until burn-in
-        has estimated a first mass.
-    mass: "diagonal" (one scale per parameter) or "full" (a covariance, for up to some hundreds of
+    draws, burn_in : int
+        Transitions that are kept from each chain (after `thin`), and transitions before them.
+    target_accept : float
+        The acceptance rate to which the step size is adapted; set it nearer to 1 if transitions
+        diverge.
+    max_depth : int
+        At most 2^max_depth − 1 leapfrog steps per transition; at most 2^7 − 1 until burn-in has
+        estimated a first mass.
+    mass : str
+        "diagonal" (one scale per parameter) or "full" (a covariance, for up to some hundreds of
         parameters).
-    thin: keep every `thin`-th draw.
-    temperature: T.
+    thin : int
+        Keep every `thin`-th draw.
+    temperature : float
+        T.
     """
 
     name: ClassVar[str] = "nuts"

@@ -61,12 +61,19 @@ class PSGLD(StochasticGradient):
 
     Parameters
     ----------
-    draws: kept from each chain, `thin` steps apart, after `burn_in` steps.
-    step_size: η, which multiplies the preconditioned gradient of the full-data potential; None: the
-        rate of `fit` over n, which then means what it means to RMSprop.
-    beta2: α, the memory of the squared gradients. eps: λ, above 0.
-    correction: "freeze", "none" or "gamma", as above.
-    temperature: T.
+    draws, thin, burn_in : int
+        Draws kept from each chain, `thin` steps apart, after `burn_in` steps.
+    step_size : float or None
+        η, which multiplies the preconditioned gradient of the full-data potential; None: the rate
+        of `fit` over n, which then means what it means to RMSprop.
+    beta2 : float
+        α, the memory of the squared gradients.
+    eps : float
+        λ, above 0.
+    correction : str
+        "freeze", "none" or "gamma", as above.
+    temperature : float
+        T.
     """
 
     name: ClassVar[str] = "psgld"

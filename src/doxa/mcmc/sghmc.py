@@ -42,14 +42,18 @@ class SGHMC(StochasticGradient):
 
     Parameters
     ----------
-    draws: kept from each chain, `thin` steps apart, after `burn_in` steps.
-    step_size: η, which multiplies the gradient of the full-data potential; None: the rate of `fit`
-        over n.
-    friction: α in (0, 1], one minus the momentum of SGD.
-    gradient_noise: β̂ in [0, α), the share of friction whose noise the mini-batches already bring:
-        β̂ = ηC/2T for gradient noise of variance C, of batches that are then drawn independently.
-        0 adds all the noise.
-    temperature: T.
+    draws, thin, burn_in : int
+        Draws kept from each chain, `thin` steps apart, after `burn_in` steps.
+    step_size : float or None
+        η, which multiplies the gradient of the full-data potential; None: the rate of `fit` over n.
+    friction : float
+        α in (0, 1], one minus the momentum of SGD.
+    gradient_noise : float
+        β̂ in [0, α), the share of friction whose noise the mini-batches already bring: β̂ = ηC/2T
+        for gradient noise of variance C, of batches that are then drawn independently. 0 adds all
+        the noise.
+    temperature : float
+        T.
     """
 
     name: ClassVar[str] = "sghmc"

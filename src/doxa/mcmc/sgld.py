@@ -41,12 +41,17 @@ class SGLD(StochasticGradient):
 
     Parameters
     ----------
-    draws: kept from each chain, `thin` steps apart, after `burn_in` steps.
-    step_size: η₀ = a b^−γ, which multiplies the gradient of the full-data potential; None: the rate
-        of `fit` over n.
-    decay: γ in (½, 1], or 0 for a constant step. delay: b, the steps after which it has fallen
-        to 2^−γ of η₀.
-    temperature: T.
+    draws, thin, burn_in : int
+        Draws kept from each chain, `thin` steps apart, after `burn_in` steps.
+    step_size : float or None
+        η₀ = a b^−γ, which multiplies the gradient of the full-data potential; None: the rate of
+        `fit` over n.
+    decay : float
+        γ in (½, 1], or 0 for a constant step.
+    delay : float
+        b, the steps after which it has fallen to 2^−γ of η₀.
+    temperature : float
+        T.
     """
 
     name: ClassVar[str] = "sgld"

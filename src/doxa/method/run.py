@@ -429,6 +429,11 @@ class Run:
         likelihood are taken from the weights θ."""
         return self._each(f, self.layout.unflatten(theta), batch)
 
+    def likelihood_theta(self, theta: Tensor) -> Params:
+        """The likelihood's parameters, {name: [M, ...]}, as its methods take them: learned ones
+        from the weights θ [M, P], and fixed ones."""
+        return likelihood_parameters(self.layout.unflatten(theta)) | dict(self.constants)
+
     def total(self, each: Tensor, batch: Batch) -> Tensor:
         """(rows/B) Σ w_i v_i of a value per row of a batch, [M, B] to [M]."""
         return _summed(each, batch)

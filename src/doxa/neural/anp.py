@@ -28,13 +28,20 @@ class AttentiveNP(Latent):
 
     Parameters
     ----------
-    width: hidden units of every layer, numbers of the code and of z.
-    depth: layers of the encoders before attention, plus two; the decoder has one layer less.
-    min_std: the least standard deviation of the noise, in fitted units.
-    bound: "multi-sample" (importance-weighted), or the "elbo".
-    samples: draws of z per task and step.
-    reconstruct: whether the bound also counts the points of the context.
-    heads: number of attention heads; it divides the width.
+    width : int
+        Hidden units of every layer, numbers of the code and of z.
+    depth : int
+        Layers of the encoders before attention, plus two; the decoder has one layer less.
+    min_std : float
+        The least standard deviation of the noise, in fitted units.
+    bound : str
+        "multi-sample" (importance-weighted), or the "elbo".
+    samples : int
+        Draws of z per task and step.
+    reconstruct : bool
+        Whether the bound also counts the points of the context.
+    heads : int
+        Number of attention heads; it divides the width.
     """
 
     name: ClassVar[str] = "anp"

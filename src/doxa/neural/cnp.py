@@ -47,10 +47,14 @@ class CNP(Amortised):
 
     Parameters
     ----------
-    width: hidden units of every layer, and numbers of the code of each of two encoders.
-    depth: layers of the encoders; the decoder has one layer less.
-    min_std: the least standard deviation of the noise, in fitted units.
-    reconstruct: whether the points of the context are also predicted in training, as in the paper.
+    width : int
+        Hidden units of every layer, and numbers of the code of each of two encoders.
+    depth : int
+        Layers of the encoders; the decoder has one layer less.
+    min_std : float
+        The least standard deviation of the noise, in fitted units.
+    reconstruct : bool
+        Whether the points of the context are also predicted in training, as in the paper.
 
     Examples
     --------

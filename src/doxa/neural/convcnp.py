@@ -108,10 +108,16 @@ class ConvCNP(Amortised):
 
     Parameters
     ----------
-    width: channels. layers: residual convolutions.
-    kernel_size: width of each convolution in lattice points, odd.
-    density: lattice points per unit of x, in fitted units.
-    min_std: the least standard deviation of the noise, in fitted units.
+    width : int
+        Channels.
+    layers : int
+        Residual convolutions.
+    kernel_size : int
+        Width of each convolution in lattice points, odd.
+    density : float
+        Lattice points per unit of x, in fitted units.
+    min_std : float
+        The least standard deviation of the noise, in fitted units.
     """
 
     name: ClassVar[str] = "convcnp"

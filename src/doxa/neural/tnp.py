@@ -78,11 +78,18 @@ class TNP(Amortised):
 
     Parameters
     ----------
-    width: numbers of a token; a layer's hidden units are twice as many.
-    depth: layers of the embedding of a point. layers: of the transformer.
-    heads: number of attention heads; it divides the width.
-    min_std: the least standard deviation of the noise, in fitted units.
-    mode: "diagonal" (TNP-D: points one by one) or "autoregressive" (TNP-A: jointly, by the chain
+    width : int
+        Numbers of a token; a layer's hidden units are twice as many.
+    depth : int
+        Layers of the embedding of a point.
+    layers : int
+        Layers of the transformer.
+    heads : int
+        Number of attention heads; it divides the width.
+    min_std : float
+        The least standard deviation of the noise, in fitted units.
+    mode : str
+        "diagonal" (TNP-D: points one by one) or "autoregressive" (TNP-A: jointly, by the chain
         rule).
     """
 

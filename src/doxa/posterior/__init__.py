@@ -1,6 +1,7 @@
 """Posteriors: the results of a fit."""
 
 from doxa.posterior.base import (
+    Compared,
     Diagnostics,
     HeldOut,
     HeldOutCalibration,
@@ -26,6 +27,7 @@ from doxa.posterior.weights import (
 
 __all__ = [
     "CentredPosterior",
+    "Compared",
     "Diagnostics",
     "FunctionDraws",
     "GaussianPosterior",

@@ -60,7 +60,31 @@ def posterior_class(kind: str) -> type[Posterior]:
 
 
 class Status(str):
-    """ "ok", "diverged", "not-converged"…; `.reason` holds the explanation."""
+    """ "ok", "diverged", "not-converged"…; `.reason` holds the explanation.
+
+    Where several statuses apply, a fit has the first of `ORDER`:
+
+        diverged              it is not finite, or the loss rose
+        stopped               it was stopped before its end
+        degenerate            noise and function cannot be distinguished
+        not-converged         chains or weights are not where they should be
+        worse-than-map        Laplace predicts worse than its own maximum
+        prior-collapse        training rows are predicted no better than by a constant
+        worse-than-constant   held-out rows are predicted worse than by a constant
+        overconfident         intervals hold too few held-out rows, or classes are too sure
+        underfit              a simple model predicts held-out rows better
+        underconfident        classes are too unsure
+        not-evaluated         there are too few held-out rows to evaluate it
+        ok                    none of these
+
+    A status that is not in the table, of a method that is not part of doxa, follows "diverged".
+    """
+
+    ORDER: ClassVar[tuple[str, ...]] = (
+        "diverged", "stopped", "degenerate", "not-converged", "worse-than-map", "prior-collapse",
+        "worse-than-constant", "overconfident", "underfit", "underconfident", "not-evaluated",
+        "ok",
+    )  # fmt: skip
 
     reason: str
 
@@ -68,6 +92,15 @@ class Status(str):
         status = super().__new__(cls, value)
         status.reason = reason
         return status
+
+    @property
+    def rank(self) -> float:
+        """The place in `ORDER`."""
+        return self.ORDER.index(self) if self in self.ORDER else 0.5
+
+    def or_before(self, other: Status) -> Status:
+        """The status of a fit for which both apply."""
+        return other if other.rank < self.rank else self
 
 
 class HeldOut(TypedDict, total=False):
@@ -86,6 +119,19 @@ class HeldOut(TypedDict, total=False):
     by: str  # "parts of the members", "cross-fitting" or "one part", which all members hold out
     corrected_for: int  # how many numbers the same rows have chosen: step, noise, calibration
     cross_fit_parts: int  # the number of networks that gave the scores, if the fit was cross-fitted
+
+
+class Compared(TypedDict, total=False):
+    """A fit and simple models of the same rows, on its held-out rows. There is one more entry for
+    each of these models, by its name: the mean gain of the model over the fit, in nats per row. It
+    is positive if the model predicts the rows better."""
+
+    tested: Required[bool]
+    why: str  # the reason if it was not tested
+    rows: int  # the number of held-out rows
+    trained: int  # the number of rows that the models were fitted to, at most
+    best: str  # the name of the best model
+    error: float  # the standard error of its gain
 
 
 class Stopping(TypedDict):
@@ -169,6 +215,12 @@ class Diagnostics(dict[str, Any]):
     def held_out_calibration(self) -> HeldOutCalibration | None:
         """The calibration of the likelihood on held-out rows: rows, likelihood."""
         return self.get("held_out_calibration")
+
+    @property
+    def yardsticks(self) -> Compared | None:
+        """The gain of simple models over the fit, on its held-out rows; tested, why, rows, trained,
+        best, error."""
+        return self.get("yardsticks")
 
     @property
     def stopping(self) -> Stopping | None:

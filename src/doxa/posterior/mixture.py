@@ -58,9 +58,8 @@ class MixturePosterior(Posterior):
         self.record.seed, self.columns = first.record.seed, first.columns
         if all(part.scalar_targets == first.scalar_targets for part in parts):
             self.scalar_targets = first.scalar_targets
-        worst = [part.status for part in parts if part.status != "ok"]
-        if worst:
-            self.record.status = worst[0]
+        for part in parts:
+            self.record.status = self.record.status.or_before(part.status)
 
     def check_restored(self) -> None:
         super().check_restored()

@@ -65,8 +65,9 @@ def worst_status(posteriors: Sequence[Any]) -> tuple[str, str]:
     wrong = [posterior.status for posterior in posteriors if posterior.status != "ok"]
     if not wrong:
         return "ok", ""
-    status, count = str(wrong[0]), len(posteriors)
-    return status if count == 1 else f"{status} ({len(wrong)} of {count})", wrong[0].reason
+    worst = min(wrong, key=lambda status: status.rank)
+    status, count = str(worst), len(posteriors)
+    return status if count == 1 else f"{status} ({len(wrong)} of {count})", worst.reason
 
 
 def standard_error(values: Array) -> float:

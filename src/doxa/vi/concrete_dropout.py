@@ -75,11 +75,14 @@ class ConcreteDropout(Method):
 
     Parameters
     ----------
-    initial_p: the probability to drop that every layer starts with; None: the network's own dropout
-        layers start with theirs, inserted ones with 0.1.
-    relaxation: t, the temperature of the relaxed masks.
-    insert: as for MC dropout: "hidden" masks the input of every linear and convolutional layer but
-        the first, "all" of the first too, "never" makes a network without dropout an error.
+    initial_p : float or None
+        The probability to drop that every layer starts with; None: the network's own dropout layers
+        start with theirs, inserted ones with 0.1.
+    relaxation : float
+        t, the temperature of the relaxed masks.
+    insert : str
+        As for MC dropout: "hidden" masks the input of every linear and convolutional layer but the
+        first, "all" of the first too, "never" makes a network without dropout an error.
     """
 
     name: ClassVar[str] = "concrete-dropout"

@@ -148,14 +148,22 @@ class FlowVI(DrawnWeights):
 
     Parameters
     ----------
-    flow: what moves a weight: a "spline", or an "affine" map.
-    flow_length: couplings; 0: q is a Gaussian with a full covariance.
-    flow_width: hidden units of a coupling.
-    initial_std: the standard deviation each weight starts with.
-    temperature: T in E_q[−log joint] − T·H[q]; below 1 the posterior is colder (and narrower).
-    samples: draws of the weights a member and step.
-    average: the share of the last steps over which q is averaged (Polyak); 0: the last iterate.
-    elbo_samples: draws with which the final ELBO is estimated.
+    flow : str
+        What moves a weight: a "spline", or an "affine" map.
+    flow_length : int
+        Couplings; 0: q is a Gaussian with a full covariance.
+    flow_width : int
+        Hidden units of a coupling.
+    initial_std : float
+        The standard deviation each weight starts with.
+    temperature : float
+        T in E_q[−log joint] − T·H[q]; below 1 the posterior is colder (and narrower).
+    samples : int
+        Draws of the weights per member and step.
+    average : float
+        The share of the last steps over which q is averaged (Polyak); 0: the last iterate.
+    elbo_samples : int
+        Draws with which the final ELBO is estimated.
     """
 
     name: ClassVar[str] = "flow-vi"

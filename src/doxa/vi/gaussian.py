@@ -49,9 +49,12 @@ class DrawnWeights(Method):
 
     Parameters
     ----------
-    temperature: T in E_q[−log joint] − T·H[q]; below 1 the posterior is colder (and narrower).
-    samples: draws of the weights a member and step.
-    average: the share of the last steps over which q is averaged (Polyak); 0: the last iterate.
+    temperature : float
+        T in E_q[−log joint] − T·H[q]; below 1 the posterior is colder (and narrower).
+    samples : int
+        Draws of the weights per member and step.
+    average : float
+        The share of the last steps over which q is averaged (Polyak); 0: the last iterate.
     """
 
     default_steps: ClassVar[int] = 4000
@@ -108,8 +111,10 @@ class VariationalGaussian(DrawnWeights):
 
     Parameters
     ----------
-    elbo_samples: draws with which the final ELBO is estimated. The others are those of
-        `DrawnWeights`.
+    elbo_samples : int
+        Draws with which the final ELBO is estimated.
+    temperature, samples, average
+        As in `DrawnWeights`.
     """
 
     shape: ClassVar[tuple[str, ...]]  # the names of q's trained tensors besides "mean"
@@ -213,8 +218,10 @@ class GaussianVI(VariationalGaussian):
 
     Parameters
     ----------
-    initial_std: the standard deviation each weight starts with. The others are those of every
-        Gaussian: temperature, samples, average, elbo_samples.
+    initial_std : float
+        The standard deviation each weight starts with.
+    temperature, samples, average, elbo_samples
+        As in `VariationalGaussian`.
     """
 
     initial_std: float = positive(0.05, per_run=True)

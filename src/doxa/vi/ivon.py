@@ -70,16 +70,21 @@ class IVON(VariationalGaussian):
 
     Parameters
     ----------
-    initial_curvature: h₀, the Hessian of the mean loss that each weight is taken to have at first.
-    beta1, beta2: how much of the gradient and of the Hessian is remembered at each step. 1/(1−β₂)
-        steps make a Hessian; None: a quarter of the fit's.
-    clip: the largest Newton step of a weight, before the rate: at 1 no weight moves by more than
-        the rate, as with Adam, while the Hessian is not known yet.
-    average: the share of the last steps over which q is averaged. A rate that falls to 0 has taken
-        the noise out of the mean; with a constant one, average.
-    samples: draws per step; an even number comes in pairs ±ε, which reduces the noise of the
-        Hessian.
-        The others are those of every Gaussian here: temperature, elbo_samples.
+    initial_curvature : float
+        h₀, the Hessian of the mean loss that each weight is taken to have at first.
+    beta1, beta2 : float, float or None
+        How much of the gradient and of the Hessian is remembered at each step. 1/(1−β₂) steps make
+        a Hessian; None: a quarter of the fit's.
+    clip : float
+        The largest Newton step of a weight, before the rate: at 1 no weight moves by more than the
+        rate, as with Adam, while the Hessian is not known yet.
+    average : float
+        The share of the last steps over which q is averaged. A rate that falls to 0 has taken the
+        noise out of the mean; with a constant one, average.
+    samples : int
+        Draws per step; an even number comes in pairs ±ε, which reduces the noise of the Hessian.
+    temperature, elbo_samples
+        As in `MeanField`.
     """
 
     name: ClassVar[str] = "ivon"

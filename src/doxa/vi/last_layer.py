@@ -36,7 +36,6 @@ from doxa.likelihoods import Categorical
 from doxa.linalg.layout import Params
 from doxa.method import Clock, Objective, Problem, Run, State, of_subset
 from doxa.method.method import one_of, whole
-from doxa.model import likelihood_parameters
 from doxa.model.inspection import draws_itself
 from doxa.model.layers import MethodLayer, Slots, Value, deviation, extended
 from doxa.model.model import Network
@@ -84,13 +83,16 @@ class LastLayerVI(GaussianVI):
 
     Parameters
     ----------
-    features: "joint" trains the layers before on the same bound; "frozen" leaves them as they are
-        given (with init="given").
-    softmax: how a categorical likelihood is averaged: "sampled" draws of the weights, or a "bound"
+    features : str
+        "joint" trains the layers before on the same bound; "frozen" leaves them as they are given
+        (with init="given").
+    softmax : str
+        How a categorical likelihood is averaged: "sampled" draws of the weights, or a "bound"
         without draws.
-    samples: draws a member and step, where there are any. The others are those of every Gaussian
-        here: initial_std, temperature, average, elbo_samples (the final ELBO under Gaussian noise
-        is in closed form, and takes none).
+    samples : int
+        Draws per member and step, if the objective needs draws.
+    initial_std, temperature, average, elbo_samples
+        As in `MeanField`. The final ELBO under Gaussian noise is in closed form, without draws.
     """
 
     name: ClassVar[str] = "last-layer-vi"
@@ -218,7 +220,7 @@ class LastLayerVI(GaussianVI):
         variance = self._variance(run, params, features, output, f.shape[1])
         if not run.likelihood.integrates_normal:
             return lost_to_softmax(f, variance)
-        given = likelihood_parameters(run.layout.unflatten(params["mean"])) | dict(run.constants)
+        given = run.likelihood_theta(params["mean"])
         noise = given["log_noise"].reshape(run.size, 1, -1)
         return 0.5 * (variance * (-2 * noise).exp()).sum(2)
 

@@ -34,8 +34,12 @@ class LowRankVI(GaussianVI):
 
     Parameters
     ----------
-    rank: R, the directions. The others are those of every Gaussian here: initial_std (σ at the
-        start), temperature, samples (draws per step), average (Polyak), elbo_samples.
+    rank : int
+        R, the number of directions of the low-rank part.
+    samples : int
+        Draws of the weights per member and step.
+    initial_std, temperature, average, elbo_samples
+        As in `MeanField`. `initial_std` is σ at the start.
     """
 
     name: ClassVar[str] = "low-rank-vi"

@@ -59,11 +59,13 @@ class MCDropout(Method):
 
     Parameters
     ----------
-    p: the probability to drop, for every dropout layer; None: each layer's own, or 0.1 where
+    p : float or None
+        The probability to drop, for every dropout layer; None: that of each layer, or 0.1 where
         layers are inserted.
-    insert: what to do with a network without dropout layers: "hidden" masks the input of every
-        linear and convolutional layer but the first, "all" of the first too (as in the paper),
-        "never" makes it an error.
+    insert : str
+        What to do with a network without dropout layers: "hidden" masks the input of every linear
+        and convolutional layer but the first, "all" of the first too (as in the paper), "never"
+        makes it an error.
     """
 
     name: ClassVar[str] = "mc-dropout"

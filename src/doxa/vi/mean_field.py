@@ -110,20 +110,27 @@ class MeanField(GaussianVI):
 
     Parameters
     ----------
-    temperature: T in E_q[−log joint] − T·H[q]; below 1 the posterior is colder (and narrower).
-    samples: draws a member and step.
-    average: the share of the last steps over which (μ, ρ) is averaged (Polyak), to take the
-        gradient noise out of the answer; 0 for the last iterate.
-    elbo_samples: draws with which the final ELBO is estimated.
-    initial_std: the standard deviation each weight starts with.
-    estimator: "weights": one draw for all rows of a batch; "local" (reparametrisation) and
-        "flipout": noise of each row's own, in linear, convolutional and embedding layers, as it is
-        exact there (`doxa.vi.estimators`). "auto": "weights" of one draw; of several "local", where
-        the uncertain weights are those of linear layers, one after the other, that see each row
-        once, and where that is less work than "weights". Of these draws some share the noise of the
-        first layer (`doxa.vi.estimators`).
-    prior_scale: "given"; or at the maximum of the ELBO, "shared" by all weights or of each "layer"
-        (a factor for each tensor).
+    temperature : float
+        T in E_q[−log joint] − T·H[q]; below 1 the posterior is colder (and narrower).
+    samples : int
+        Draws of the weights per member and step.
+    average : float
+        The share of the last steps over which (μ, ρ) is averaged (Polyak), to take the gradient
+        noise out of the result; 0 for the last iterate.
+    elbo_samples : int
+        Draws with which the final ELBO is estimated.
+    initial_std : float
+        The standard deviation each weight starts with.
+    estimator : str
+        "weights": one draw for all rows of a batch; "local" (reparametrisation) and "flipout":
+        separate noise for each row, which is exact in linear, convolutional and embedding layers
+        (`doxa.vi.estimators`). "auto": "weights" of one draw; of several "local", where the
+        uncertain weights are those of linear layers, one after the other, that see each row once,
+        and where that is less work than "weights". Of these draws some share the noise of the first
+        layer (`doxa.vi.estimators`).
+    prior_scale : str
+        "given"; or at the maximum of the ELBO, "shared" by all weights or of each "layer" (a factor
+        for each tensor).
     """
 
     name: ClassVar[str] = "mean-field"

@@ -66,12 +66,20 @@ class MNF(Method):
 
     Parameters
     ----------
-    flow_length: couplings in the flow of q, and in that of r; 0: z is Gaussian, and so is r.
-    flow_width: hidden units of a coupling.
-    initial_std: the standard deviation each weight starts with. initial_z_std: that of z around 1.
-    temperature: T in E_q[−log joint] − T·H[q]; below 1 the posterior is colder (and narrower).
-    average: the share of the last steps over which q is averaged (Polyak); 0: the last iterate.
-    elbo_samples: passes over the rows with which the final ELBO is estimated.
+    flow_length : int
+        Couplings in the flow of q, and in that of r; 0: z is Gaussian, and so is r.
+    flow_width : int
+        Hidden units of a coupling.
+    initial_std : float
+        The standard deviation each weight starts with.
+    initial_z_std : float
+        The standard deviation that z starts with, around 1.
+    temperature : float
+        T in E_q[−log joint] − T·H[q]; below 1 the posterior is colder (and narrower).
+    average : float
+        The share of the last steps over which q is averaged (Polyak); 0: the last iterate.
+    elbo_samples : int
+        Passes over the rows with which the final ELBO is estimated.
     """
 
     name: ClassVar[str] = "mnf"

@@ -40,14 +40,20 @@ class Rank1(Components):
 
     Parameters
     ----------
-    components: K, the components of the mixture.
-    factor_prior: of the factors, around one: "normal", or "cauchy", which allows large values.
-    prior_std: its standard deviation; of a Cauchy prior, its scale.
-    initial_factor_std: the standard deviation of the components' initial means around one; 0:
-        random signs.
-    initial_std: the standard deviation each factor starts with.
-    temperature: T in E_q[−log joint] − T·H[q]; below 1 the factors are narrower.
-    elbo_samples: draws per row with which the final ELBO is estimated.
+    components : int
+        K, the components of the mixture.
+    factor_prior : str
+        Of the factors, around one: "normal", or "cauchy", which allows large values.
+    prior_std : float
+        Its standard deviation; of a Cauchy prior, its scale.
+    initial_factor_std : float
+        The standard deviation of the components' initial means around one; 0: random signs.
+    initial_std : float
+        The standard deviation each factor starts with.
+    temperature : float
+        T in E_q[−log joint] − T·H[q]; below 1 the factors are narrower.
+    elbo_samples : int
+        Draws per row with which the final ELBO is estimated.
     """
 
     name: ClassVar[str] = "rank1"

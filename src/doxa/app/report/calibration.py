@@ -1,8 +1,8 @@
-"""Calibration and uncertainty: do predicted probabilities come true, where does the uncertainty
-come from, and does it know which predictions are bad?
+"""Sections on calibration and uncertainty: predicted probabilities and observed frequencies, the
+parts of the uncertainty, and the errors of certain and uncertain predictions.
 
-`coverage_gap` and `confidence_gap` are the numbers that the head of the report, its charts and its
-status all rest on, so that they agree.
+The head of the report, its charts and its status all use `coverage_gap` and `confidence_gap`, so
+that they agree.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SMALLEST_GAP = 0.01  # of confidence and accuracy, that is worth a word
 
 
 class Gap(NamedTuple):
-    """The mean distance from calibration, and how large chance alone may make it.
+    """The mean deviation from calibration, and its size by chance alone.
 
     value: positive where intervals contain too many targets, or confidence is above accuracy.
     chance: the half width of the band in which a calibrated posterior lies in 95 % of cases.

@@ -1,8 +1,9 @@
 """Charts as inline SVG: scales, marks, plots with two axes, and grids of counts.
 
-A chart knows its key, title and description, and draws itself as shapes; `html.drawing` writes
-them. The look of a mark is a class of the style sheet ("one", "two", …: a colour with its own
-dashes), so that light, dark and print differ in one place and no series is known by colour alone.
+A chart has a key, a title and a description. Its method `draw` returns shapes, which `html.drawing`
+writes as SVG. The style of a mark is a class of the style sheet ("one", "two", …: a colour and a
+dash pattern), so that light, dark and print styles are defined in one place, and series also differ
+by their dashes.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Shape:
 
 
 class Chart(Protocol):
-    """Anything with a title that draws itself. `key` is unique in the page: ids begin with it."""
+    """A chart: its title, and its shapes. `key` is unique in the page; ids begin with it."""
 
     key: str
     title: str
@@ -54,7 +55,7 @@ def finite(values: Iterable[float]) -> Array:
 
 
 def extent(parts: Sequence[Iterable[float]]) -> tuple[float, float]:
-    """The range of everything finite; (0, 1) of nothing, and never of width zero."""
+    """The range of all finite values; (0, 1) if there are none. The width is never zero."""
     known = [values for values in map(finite, parts) if values.size]
     if not known:
         return 0.0, 1.0
@@ -76,7 +77,7 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
 
 
 def tick_labels(values: Sequence[float]) -> list[str]:
-    """Labels with as many digits as tell them apart."""
+    """Labels with enough digits to be different."""
     if not values:
         return []
     step = values[1] - values[0] if len(values) > 1 else abs(values[0]) or 1.0
@@ -90,7 +91,7 @@ def tick_labels(values: Sequence[float]) -> list[str]:
 
 @dataclass(frozen=True)
 class Scale:
-    """A line from [low, high] to pixels [start, end]; what lies outside is clamped just beyond."""
+    """A linear map from [low, high] to pixels [start, end]; others are clamped just beyond."""
 
     low: float
     high: float
@@ -130,7 +131,7 @@ def _box(look: str, x: float, y: float, width: float, height: float, **more: Any
 
 
 class Mark(Protocol):
-    """What is drawn inside a plot: it knows the ranges of its values and its sign in the legend."""
+    """A series in a plot, with the ranges of its values and its symbol in the legend."""
 
     @property
     def label(self) -> str | None: ...
@@ -146,7 +147,7 @@ class Mark(Protocol):
 
 @dataclass(frozen=True)
 class _At:
-    """What stands at (x, y)."""
+    """A mark at points (x, y)."""
 
     x: Array
     y: Array
@@ -190,7 +191,7 @@ class Points(_At):
 
 @dataclass(frozen=True)
 class _Between:
-    """What reaches from one height to another."""
+    """A mark between two heights."""
 
     x: Array
     low: Array
@@ -274,8 +275,8 @@ class Bars:
 
 @dataclass(frozen=True)
 class Axis:
-    """What runs along one side; low and high where the data should not decide. Names that speak for
-    themselves need no label."""
+    """One axis. `low` and `high` are set where the limits should not depend on the data; the label
+    is empty where tick names are sufficient."""
 
     label: str
     low: float | None = None
@@ -291,15 +292,14 @@ class Axis:
         return (low, high) if high > low else (low, low + 1.0)
 
     def marks(self, low: float, high: float, about: int) -> tuple[list[float], list[str]]:
-        """Where the ticks stand, and what they say."""
+        """The positions and labels of the ticks."""
         at = ticks(low, high, about) if self.at is None else list(self.at)
         return at, list(self.names or tick_labels(at))
 
 
 @dataclass
 class Plot:
-    """Marks on two axes. The title says what it shows; the description, what a reader who cannot
-    see it should know."""
+    """Marks on two axes, with a title, and a description for screen readers."""
 
     key: str
     title: str
@@ -353,7 +353,7 @@ def _turned(middle: float, text: str) -> Shape:
 
 
 def _legend_rows(labels: Sequence[str]) -> list[list[int]]:
-    """Entries by line: as many as fit the width."""
+    """Entries of the legend by line, as many as fit the width."""
     rows: list[list[int]] = []
     used = 0.0
     for k, label in enumerate(labels):
@@ -379,8 +379,8 @@ def _legend(marks: Sequence[Mark], rows: Sequence[Sequence[int]], left: float) -
 
 @dataclass
 class Grid:
-    """A table of counts [rows, columns] as shaded cells with their numbers in them, a confusion
-    matrix: a cell is shaded by its share of its row."""
+    """A table of counts [rows, columns] as shaded cells with numbers, such as a confusion matrix.
+    The shade of a cell is its share of its row."""
 
     key: str
     title: str

@@ -1,9 +1,9 @@
-"""The predictions of a posterior at the scored rows, as plain arrays, of which charts are made.
+"""The predictions of a posterior at the scored rows, as arrays for the charts.
 
 Rows are predicted in blocks, so that memory stays bounded: the predictive of a block is read and
 then discarded.
 A target may have several elements (outputs, pixels): arrays are flat over rows × elements, and
-`row` says to which row each belongs. What a predictive does not have is noted with its reason.
+`row` is the row of each element. If a predictive lacks a quantity, the reason is kept in `missing`.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class _Block:
     missing: dict[str, str] = field(default_factory=dict)
 
     def get(self, name: str, value: Callable[[], Array]) -> None:
-        """Keep a quantity, or the reason why there is none."""
+        """Keep a quantity, or the reason if there is none."""
         try:
             self.arrays[name] = value()
         except DoxaError as error:
@@ -156,7 +156,7 @@ class _Block:
 
 
 def _predict(posterior: Any, x: Any) -> Any:
-    """With all draws, or their moments where they do not fit the memory budget."""
+    """Predict with all draws, or keep moments if the draws do not fit the memory budget."""
     try:
         return posterior.predict(x)
     except MemoryBudgetError:

@@ -86,7 +86,7 @@ def _likelihood(posterior: Any) -> str:
 
 
 def _chosen_by(posterior: Any) -> int | None:
-    """How many held-out rows chose the likelihood; None where they did not."""
+    """The number of held-out rows by which the likelihood was chosen; None if it was not."""
     return posterior.diagnostics.get("held_out_calibration", {}).get("rows")
 
 
@@ -161,7 +161,7 @@ def _versions(posterior: Any) -> str:
 
 
 def _columns(subject: Subject) -> Content:
-    """How each column was read, behind a disclosure."""
+    """How each column was read, in a collapsed element."""
     inputs, names = subject.inputs, subject.names
     if not inputs:
         return None
@@ -209,7 +209,7 @@ def training_section(subject: Subject) -> Content:
 
 
 def series(history: dict[str, Any]) -> dict[str, tuple[Array, Array]]:
-    """{quantity: (steps [T], values [T, members])} of what is recorded as [step, [values]]."""
+    """{quantity: (steps [T], values [T, members])} from records [step, [values]]."""
     found = {}
     for name, entries in history.items():
         pairs = [e for e in entries if isinstance(e, (list, tuple)) and len(e) == 2]
@@ -233,7 +233,7 @@ def _numeric(value: Any) -> bool:
 def in_units_of_y(
     posterior: Any, found: dict[str, tuple[Array, Array]]
 ) -> dict[str, tuple[Array, Array]]:
-    """Sums over rows become means, and densities those of y in its own units."""
+    """Convert sums over rows to means, and densities to the units of y."""
     scale, record = posterior.scales.y_scale, posterior.diagnostics
     shift = 0.0 if scale is None else float(scale.detach().double().log().sum())
     rows = {"validation": record.get("stopping", {}).get("rows"), "log_density": record.get("rows")}

@@ -1,11 +1,11 @@
-"""The door from text to HTML: Jinja2 templates with autoescape, and a check of the whole page.
+"""HTML of a report: Jinja2 templates with autoescape, and a check of the whole page.
 
 Sections of a page are made from the components below, each a macro of `templates/components.html`.
-Text that is given to a component is text, whoever wrote it: it is escaped, and characters that hide
-or reorder what surrounds them (controls, bidirectional overrides, zero-width spaces, lone
-surrogates) are written out as U+XXXX. Only what a component returned is taken as markup.
-`render_page` puts the parts together and refuses a page that holds anything that could run code or
-fetch something, so that a fault in a template cannot reach a reader.
+Text that is passed to a component is escaped, also if it comes from doxa itself. Invisible
+characters and characters that reorder their neighbours (controls, bidirectional overrides,
+zero-width spaces, lone surrogates) are replaced by U+XXXX. Only the results of components are used
+as markup. `render_page` assembles the page. It raises an error if the page contains anything that
+could run code or load a resource, so that an error in a template does not reach a reader.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _UNREADABLE = re.compile(
 
 
 def readable(value: object, keep: str = "") -> str:
-    """Text in which every character can be seen; those in `keep` stay as they are."""
+    """The text with invisible characters replaced, except for those in `keep`."""
 
     def written_out(match: re.Match[str]) -> str:
         character = match[0]
@@ -65,14 +65,14 @@ def cut(name: object, longest: int = LONGEST_NAME) -> str:
 
 
 def join(*pieces: Content) -> Markup:
-    """Several pieces one after the other, text escaped."""
+    """Concatenate pieces of content; text is escaped."""
     from markupsafe import Markup
 
     return Markup("").join(_output(piece) for piece in pieces)
 
 
 def _output(value: Content) -> Any:
-    """What the templates write for a value; text that is returned is escaped after it."""
+    """The value as a template writes it. Returned text is escaped afterwards."""
     if value is None or value is False:
         return ""
     if hasattr(value, "__html__"):
@@ -85,7 +85,7 @@ def _output(value: Content) -> Any:
 
 
 def _lines(text: str) -> Markup:
-    """Text of a <pre> or <code>, in which a line may end."""
+    """Text of a <pre> or <code>, which keeps its line breaks."""
     from markupsafe import escape
 
     return escape(readable(text, keep="\n"))
@@ -93,7 +93,7 @@ def _lines(text: str) -> Markup:
 
 @cache
 def environment() -> jinja2.Environment:
-    """The templates; every expression in them is made readable, then escaped."""
+    """The template environment. Every expression is made readable, then escaped."""
     try:
         import jinja2
     except ImportError as error:
@@ -145,13 +145,13 @@ def link(key: str, content: Content) -> Markup:
 
 
 def mark(look: str, content: Content) -> Markup:
-    """A pill: a sign, words and a colour that all say the same."""
+    """A status label: a sign, a word and a colour with the same meaning."""
     look = look if look in SIGNS else "none"
     return _make("mark", look, SIGNS[look], content)
 
 
 def items(contents: Sequence[Content]) -> Markup | None:
-    """A list; None where there is nothing to list."""
+    """A list; None if it is empty."""
     return _make("items", contents) if contents else None
 
 
@@ -175,7 +175,7 @@ def boxed(title: str, *contents: Content) -> Markup:
 
 
 def terms(pairs: Iterable[tuple[str, Content]]) -> Markup:
-    """Terms and what they are; a term without a value is not shown."""
+    """A list of terms and their values; a term without a value is omitted."""
     known = [(term, _cell(what)) for term, what in pairs if what is not None and what != ""]
     return _make("terms", known)
 
@@ -189,7 +189,7 @@ def disclosure(summary: str, *contents: Content) -> Markup:
 
 
 def tiles(label: str, entries: Sequence[tuple[str, str, str]]) -> Markup | None:
-    """Large numbers: (number, what it is, a note)."""
+    """Large numbers: (number, label, note) of each."""
     return _make("tiles", label, entries) if entries else None
 
 
@@ -206,7 +206,7 @@ def gallery(entries: Sequence[tuple[Sequence[Picture], Sequence[Content]]]) -> M
 
 @dataclass(frozen=True)
 class Picture:
-    """Pixels [H, W] or [H, W, 3] in 0 … 1, and what they show for those who cannot see them."""
+    """Pixels [H, W] or [H, W, 3] in 0 … 1, with a description for screen readers."""
 
     pixels: Any
     label: str
@@ -234,16 +234,16 @@ def table(
     right: Sequence[int] = (),
     quiet: bool = False,
 ) -> Markup:
-    """A table whose numbers stand to the right and whose first column heads its rows.
+    """A table. The first column has the headings of the rows; columns of numbers are right-aligned.
 
     Parameters
     ----------
     tall : bool
-        Not cut to a height.
+        Show the whole table, without a limit on its height.
     right : sequence of int
-        Columns whose text is numbers.
+        Columns with numbers.
     quiet : bool
-        The caption, which repeats a heading, is for screen readers only.
+        Show the caption to screen readers only, because it repeats a heading.
     """
     rows = [list(row) for row in rows]
     first = rows[0] if rows else []
@@ -258,7 +258,7 @@ def table(
 
 
 def _values(title: str, series: Sequence[tuple[str, Iterable[float]]]) -> Markup:
-    """What a chart shows, as numbers: at most `MOST_VALUES` rows, evenly taken."""
+    """The values of a chart as a table, with at most `MOST_VALUES` evenly spaced rows."""
     caption = f"Values of the chart: {title}"
     rows = list(zip(*(list(values) for _, values in series), strict=True))
     if len(rows) > MOST_VALUES:
@@ -295,7 +295,7 @@ def figure(
     values: Markup | Sequence[tuple[str, Iterable[float]]],
     wide: bool = False,
 ) -> Markup:
-    """A chart, what to see in it, and its values behind a disclosure: a table, or its columns as
+    """A chart, a text about it, and its values in a collapsed element: a table, or its columns as
     pairs of a name and numbers."""
     if not hasattr(values, "__html__"):
         values = _values(chart.title, values)
@@ -303,12 +303,12 @@ def figure(
 
 
 class Names:
-    """The names of one page, which come from the data: a column, class, row or file may be called
-    anything.
+    """Names of columns, classes, rows and files on one page. They come from the data and may be any
+    text.
 
-    In running text a name stands in <bdi>, so that one written from right to left cannot reorder
-    its neighbours; in attributes and SVG, where there is no <bdi>, `cut` is used. A long name is
-    cut and links to the list at the end of the page that gives it in full.
+    In running text a name is put into <bdi>, so that a name written from right to left does not
+    reorder its neighbours. Attributes and SVG have no <bdi>; `cut` is used there. A long name is
+    shortened, with a link to a list of full names at the end of the page.
     """
 
     def __init__(self) -> None:
@@ -327,12 +327,12 @@ class Names:
         return _make("name", shown, number, label)
 
     def listed(self, names: Sequence[object], most: int = 8) -> Content:
-        """Names after each other, and how many more there are."""
+        """Several names, and the number of those that are not shown."""
         shown = [[", " if k else None, self.show(name)] for k, name in enumerate(names[:most])]
         return [*shown, f" and {len(names) - most} more" if len(names) > most else None]
 
     def list_in_full(self) -> Markup | None:
-        """Every name that was cut, up to `FULL_NAMES` characters; None if none was."""
+        """The shortened names in full, up to `FULL_NAMES` characters; None if there are none."""
         left, entries = FULL_NAMES, []
         for text, number in self._long.items():
             whole = text[:left]
@@ -363,7 +363,7 @@ def render_page(
     names: Names,
     tiles: Content = None,
 ) -> str:
-    """The whole document as text, once `check_page` has passed it."""
+    """The whole document as text, checked by `check_page`."""
     whole = names.list_in_full()
     if whole is not None:
         sections = [*sections, Section("names", "Long names in full", whole)]
@@ -378,7 +378,7 @@ def render_page(
 
 @cache
 def style_sheet() -> Markup:
-    """The one style block: a file of this package, which holds no data."""
+    """The style sheet, a file of this package without data."""
     from markupsafe import Markup
 
     sheet = files("doxa.app.report").joinpath("templates", "style.css").read_text(encoding="utf-8")
@@ -386,14 +386,14 @@ def style_sheet() -> Markup:
 
 
 def check_style(css: str) -> str:
-    """Refuse a style sheet that could end its element or fetch anything."""
+    """Raise an error if the style sheet could end its element or load a resource."""
     if any(word in css.lower() for word in ("<", "url(", "@import")):
         raise DataError("the style sheet must not hold markup or fetch anything")
     return css
 
 
 def policy() -> str:
-    """Nothing may run or be fetched; the one style block is known by its hash."""
+    """The content security policy: no code, no resources, and one style block, by its hash."""
     digest = base64.b64encode(hashlib.sha256(style_sheet().encode()).digest()).decode()
     return (
         f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; "
@@ -436,7 +436,7 @@ class _Check(HTMLParser):
 
 
 def check_page(text: str) -> None:
-    """Refuse markup with which a page could run code or fetch something."""
+    """Raise an error if the markup could run code or load a resource."""
     checker = _Check(convert_charrefs=True)
     checker.feed(text)
     checker.close()

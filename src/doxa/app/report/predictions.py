@@ -157,7 +157,7 @@ def _class_table(subject: Subject, names: Sequence[str], counts: Array) -> Conte
 
 
 def _some(index: Array, most: int) -> Array:
-    """Evenly spread over the rows, always the same ones."""
+    """Evenly spaced rows, without random numbers."""
     if index.size <= most:
         return index
     return index[np.linspace(0, index.size - 1, most).round().astype(int)]

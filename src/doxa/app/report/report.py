@@ -24,8 +24,8 @@ from doxa.errors import StoreError
 
 
 class Part(NamedTuple):
-    """One section: its anchor, its title, what makes its content (None: nothing to show), and
-    whether it needs rows to score."""
+    """One section: its anchor, its title, the function that returns its content (None: nothing to
+    show), and whether it needs rows to score."""
 
     key: str
     title: str
@@ -65,7 +65,7 @@ def write(
     Parameters
     ----------
     posterior : Posterior
-        Any, also loaded from disk, recalibrated or conformal.
+        Any posterior, also loaded from disk, recalibrated or conformal.
     path : str or Path
         The file, which ends in .html.
     test : pair (x, y), optional
@@ -74,13 +74,13 @@ def write(
         The rows it was fitted to, which the diagnostics need. Without test rows they are scored,
         and the report says so.
     names : sequence of str, optional
-        What the input columns are called. Default: `posterior.columns`.
+        Names of the input columns. Default: `posterior.columns`.
     target : str
-        What the target is called.
+        Name of the target.
     classes : sequence, optional
-        What the classes are called. Default: as in the table of the run, if it came from one.
+        Names of the classes. Default: as in the table of the run, if it came from one.
     title : str, optional
-        What the report is called.
+        Title of the report.
     image : sequence of int, optional
         The shape of one row of x, [H, W] or [3, H, W], where rows are to be shown as pictures.
     diagnose : bool
@@ -120,7 +120,7 @@ def save(subject: Subject, path: str | Path, diagnose: bool = True) -> OverallSt
 
 
 def check_place(path: Path) -> None:
-    """Fail before the work is done, not after it."""
+    """Check that the file can be written, before the report is computed."""
     check_name(path)
     if path.suffix.lower() not in (".html", ".htm"):
         raise StoreError(f"{path}: a report is written as .html")

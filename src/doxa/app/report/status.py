@@ -222,7 +222,7 @@ def _error(subject: Subject, found: Evaluation) -> Finding | None:
 
 
 def _classes(subject: Subject, found: Evaluation) -> Finding | None:
-    """Classes whose rows are hardly ever recognised, as rare ones behind a high accuracy.
+    """Classes whose rows are rarely classified correctly, also where the accuracy is high.
 
     A class is reported where so few recognised rows would be unlikely (1 % for all classes
     together) if its rows were recognised as often as those of all classes are."""

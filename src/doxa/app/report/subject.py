@@ -1,8 +1,8 @@
 """The subject of a report: a posterior, the rows to evaluate it on, and the names of things.
 
-Rows have a provenance. A run remembers the checksum of its file, and which rows of it
-`doxa fit --split` held out. A file that is given as a test but is the file of the fit holds no new
-rows. Single rows that also occur among those of the fit are counted.
+A saved run contains the checksum of its data file, and the rows that `doxa fit --split` held out.
+If the file given as test data is the file of the fit, only its held-out rows are new. In other
+files, rows that also occur among the rows of the fit are counted and reported.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ HELD_OUT = "held out from the fit"
 
 @dataclass(frozen=True)
 class Rows:
-    """Inputs and targets, and the label and cells that are shown of each row."""
+    """Inputs and targets, with a label and the cells of each row to show."""
 
     x: Any
     y: Any  # a tensor, or one for each head
@@ -58,7 +58,7 @@ class Rows:
         return tree_map(lambda t: t[index], self.x)
 
     def only(self, chosen: Array, provenance: str) -> Rows:
-        """The rows that a mask chooses, under the names that they have."""
+        """The rows selected by a mask, with their labels."""
         places = np.flatnonzero(chosen)
         index = torch.as_tensor(places)
         y = tree_map(lambda t: t[index], self.y)
@@ -70,7 +70,7 @@ class Rows:
 
     @property
     def table(self) -> Array | None:
-        """x as a matrix [N, D] of numbers, where it is one."""
+        """x as a matrix [N, D] of numbers; None if it is not one."""
         leaves = tree_flatten(self.x)[0]
         if len(leaves) != 1 or leaves[0].ndim != 2 or not leaves[0].is_floating_point():
             return None
@@ -79,7 +79,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Input:
-    """One input column: where it stands in x; several places for the categories of one. A flag is
+    """One input column and its positions in x: several for a column of categories. A flag column is
     1 where a cell was missing, else 0."""
 
     name: str
@@ -90,22 +90,22 @@ class Input:
 
 @dataclass
 class Subject:
-    """Everything that the sections read; `report.render` fills in the evaluations and the status.
+    """The input of all sections; `report.render` adds the evaluations and the status.
 
     Attributes
     ----------
     posterior : Posterior
         Any, also loaded from disk, recalibrated or conformal.
     target, classes, inputs
-        What the target, its classes and the input columns are called.
+        Names of the target, its classes and the input columns.
     test, train : Rows or None
-        Rows that the fit has not seen, and those it was fitted to.
+        Rows that were not used by the fit, and rows that were.
     folder : str or None
         The folder that the posterior was loaded from.
     image : tuple of int or None
         The shape of one row of x, where rows are to be shown as pictures.
     remarks : list of str
-        What a reader should know about the rows that were given.
+        Remarks on the given rows, for the reader.
     evaluations : list of Evaluation
         Predictions at the scored rows, one for each head.
     """
@@ -147,7 +147,7 @@ class Subject:
         return str(self.posterior.method.name)
 
     def class_names(self, number: int) -> list[str]:
-        """What `number` classes are called. The names belong to the only head."""
+        """The names of `number` classes. Names are known for a single head only."""
         if self.classes and len(self.classes) == number and len(self.evaluations) < 2:
             return list(self.classes)
         return [f"class {k}" for k in range(number)]
@@ -198,7 +198,7 @@ def column_names(number: int, names: Sequence[str] | None) -> tuple[str, ...]:
 
 
 def inputs_of(schema: Schema) -> tuple[Input, ...]:
-    """The columns of a table and where they stand in x."""
+    """The columns of a table and their positions in x."""
     found, at = [], 0
     for column in schema.columns:
         places = range(at, at + column.width)
@@ -249,12 +249,12 @@ def rows_of_files(
     used = metadata.get("calibration_rows") or {}
     old = ~new & ~_split(used, _checksum(whole), whole.name, everything.count)
     rows = count(int(new.sum()), "row")
-    remarks.append(f"the scored rows are the {rows} of {whole.name} that --split set aside")
-    return everything.only(new, "set aside by the fit"), everything.only(old, FITTED), remarks
+    remarks.append(f"the scored rows are the {rows} of {whole.name} that --split held out")
+    return everything.only(new, "held out by the fit"), everything.only(old, FITTED), remarks
 
 
 def without_seen(test: Rows, train: Rows) -> tuple[Rows | None, list[str]]:
-    """The test rows, with a remark on those that the fit has seen; None where it saw them all."""
+    """The test rows, with a remark on those that the fit has used; None if it has used all."""
     known = set(_keys(train))
     seen = sum(key in known for key in _keys(test))
     if not seen:
@@ -284,7 +284,7 @@ def _split(split: dict[str, Any], checksum: str, file: str, rows: int) -> Array:
     """[rows]: which ones were held out."""
     numbers = np.asarray(split.get("rows", []), dtype=int)
     if split.get("sha256") not in (None, checksum) or (numbers.size and numbers.max() >= rows):
-        raise DataError(f"the rows that the run set aside are not rows of {file}; pass --test")
+        raise DataError(f"the rows that the run held out are not rows of {file}; pass --test")
     chosen = np.zeros(rows, dtype=bool)
     chosen[numbers] = True
     return chosen

@@ -7,6 +7,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import torch
+
 LONGEST_SETTING = 300  # characters
 
 
@@ -72,14 +75,16 @@ def duration(seconds: float) -> str:
 
 
 def settings(method: Any) -> list[tuple[str, Any, bool]]:
-    """(field, value, whether it is the default) of every hyper-parameter."""
+    """(field, value, whether it is the default) of every hyper-parameter. Numbers of numpy become
+    those of Python, whose repr is code that runs."""
     if not dataclasses.is_dataclass(method):
         return []
     return [
         (each.name, value, bool(_default(each) == value))
         for each in dataclasses.fields(method)
         if each.init and each.compare
-        for value in [getattr(method, each.name)]
+        for given in [getattr(method, each.name)]
+        for value in [given.item() if isinstance(given, np.generic) else given]
     ]
 
 
@@ -90,7 +95,9 @@ def _default(each: dataclasses.Field[Any]) -> Any:
 
 
 def describe(value: Any) -> str:
-    """A setting as a person would write it."""
+    """The value of a setting as short text."""
+    if isinstance(value, np.generic):  # a number of numpy
+        value = value.item()
     if value is None:
         return "chosen by the method"
     if isinstance(value, bool):
@@ -105,8 +112,9 @@ def describe(value: Any) -> str:
         text = ", ".join(named)
     elif isinstance(value, (list, tuple)):
         text = "[" + ", ".join(describe(each) for each in value) + "]"
-    elif hasattr(value, "shape") and hasattr(value, "tolist"):
-        text = describe(value.tolist()) if value.numel() <= 8 else f"tensor {list(value.shape)}"
+    elif isinstance(value, torch.Tensor | np.ndarray):
+        few = math.prod(value.shape) <= 8
+        text = describe(value.tolist()) if few else f"tensor {list(value.shape)}"
     else:
         text = str(value)
     return text if len(text) <= LONGEST_SETTING else text[: LONGEST_SETTING - 1] + "…"

@@ -23,13 +23,21 @@ class NNGP(InfinitelyWide):
 
     Parameters
     ----------
-    depth: hidden layers of a fully connected network. activation: "relu", "erf", "gelu", "tanh", …
-    net: an `nn.Sequential` that is read off in their place, or an `Architecture`; so is the network
+    depth : int
+        Hidden layers of a fully connected network.
+    activation : str
+        "relu", "erf", "gelu", "tanh", …
+    net : nn.Module or Architecture or None
+        An `nn.Sequential` that is read off in their place, or an `Architecture`; so is the network
         that `fit` is given.
-    weight_std, bias_std: σ_w and σ_b where they start: weights have variance σ_w²/n, n inputs.
-    noise: standard deviation of the noise in units of y; None: that of the likelihood, or fitted.
-    learn_kernel: fit σ_w, σ_b and the noise by evidence; False keeps the initial ones.
-    refine: evaluations of the evidence, at most. Above 2,000 rows, of 500 of them.
+    weight_std, bias_std : float
+        σ_w and σ_b where they start: weights have variance σ_w²/n, n inputs.
+    noise : float or None
+        Standard deviation of the noise in units of y; None: that of the likelihood, or fitted.
+    learn_kernel : bool
+        Fit σ_w, σ_b and the noise by evidence; False keeps the initial ones.
+    refine : int
+        Evaluations of the evidence, at most. Above 2,000 rows, of 500 of them.
 
     Examples
     --------

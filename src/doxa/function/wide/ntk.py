@@ -287,20 +287,31 @@ class NTK(InfinitelyWide):
 
     Parameters
     ----------
-    depth: hidden layers of a fully connected network. activation: "relu", "erf", "gelu", "tanh", …
-    net: an `nn.Sequential` that is read off in their place, or an `Architecture`; so is the network
+    depth : int
+        Hidden layers of a fully connected network.
+    activation : str
+        "relu", "erf", "gelu", "tanh", …
+    net : nn.Module or Architecture or None
+        An `nn.Sequential` that is read off in their place, or an `Architecture`; so is the network
         that `fit` is given.
-    weight_std, bias_std: σ_w and σ_b where they start: f = σ_w/√n Wφ + σ_b b, with N(0, 1) weights.
-    noise: σ in units of y; it also regularises weights towards their start. None: that of the
-        likelihood, or fitted; the remaining noise of y is then found by leave-one-out residuals,
-        at the end of training (time=None).
-    time: how long networks are trained, steps times rate on Σ(f − y)²/2n, half the mean
-        squared error (on the whole of it, give 2 × steps × rate); None: for ever.
-    learn_kernel: fit σ_w, σ_b and the noise by the evidence of a GP with kernel Θ.
-    refine: evaluations of the evidence, at most. Above 2,000 rows, of 500 of them.
-    kernel: "analytic", of infinite width, or "empirical": s²Θ̂ of the network that `fit` is given,
-        any that `Model` takes, at the weights where each member starts.
-    scale: s where it starts, in fitted units: the deviation of weights about their start; None: the
+    weight_std, bias_std : float
+        σ_w and σ_b where they start: f = σ_w/√n Wφ + σ_b b, with N(0, 1) weights.
+    noise : float or None
+        σ in units of y; it also regularises weights towards their start. None: that of the
+        likelihood, or fitted; the remaining noise of y is then found by leave-one-out residuals, at
+        the end of training (time=None).
+    time : float or None
+        How long networks are trained, steps times rate on Σ(f − y)²/2n, half the mean squared error
+        (on the whole of it, give 2 × steps × rate); None: without end.
+    learn_kernel : bool
+        Fit σ_w, σ_b and the noise by the evidence of a GP with kernel Θ.
+    refine : int
+        Evaluations of the evidence, at most. Above 2,000 rows, of 500 of them.
+    kernel : str
+        "analytic", of infinite width, or "empirical": s²Θ̂ of the network that `fit` is given, any
+        that `Model` takes, at the weights where each member starts.
+    scale : float or None
+        s where it starts, in fitted units: the deviation of weights about their start; None: the
         one at which functions vary as y does.
 
     Examples

@@ -22,12 +22,12 @@ from __future__ import annotations
 import inspect
 import math
 import sys
-import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import wraps
 from pathlib import Path
+from time import monotonic
 from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 import torch
@@ -37,16 +37,19 @@ from torch.utils.data import DataLoader
 
 from doxa import checks, likelihoods
 from doxa.data import Data
-from doxa.driver.cross_fit import LogOnce, cross_fit
+from doxa.driver.cross_fit import LogOnce, cross_fit, fit_in_order
 from doxa.driver.finish import run_fit
 from doxa.driver.runs import Runs, RunSpec, Sweep
 from doxa.driver.setup import (
+    FEWEST_ROWS,
     Given,
     cross_fit_parts,
     fingerprint,
     fitted_rows,
+    group_counts,
     member_ids,
     prepare_data,
+    reference_inputs,
     run_sizes,
     select_engine,
     stack,
@@ -245,6 +248,8 @@ class FitOptions(TypedDict, total=False):
     patience: int
     standardize: bool
     sample_weight: Any
+    groups: Any
+    time: Any
     device: torch.device | str | None
     dtype: torch.dtype | None
     precision: str
@@ -310,6 +315,8 @@ def fit(
     patience: int = 20,
     standardize: bool = False,
     sample_weight: Any = None,
+    groups: Any = None,
+    time: Any = None,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
     precision: str = "full",
@@ -381,6 +388,23 @@ def fit(
         standardisation is weighted. Rows of weight 0 are removed first, so they may contain NaN.
         Statistics that depend on a number of rows, such as standard errors, use the effective
         number (Σw)²/Σw².
+    groups : array-like of shape [N], default None
+        The group of each row: a number, text or another hashable value, such as the person that
+        was measured several times. Held-out rows are then whole groups, so that the fit is
+        evaluated on new groups; standard errors are clustered by group, and numbers of rows are
+        numbers of groups. With fewer groups than parts, one group is held out at a time. The
+        status is "ok" only if at least 12 groups were evaluated. "bootstrap" weights whole groups.
+        Groups of one row each give the same result as no groups. With `runs`, each run holds out
+        groups of its own rows. A pair as `validation` has no groups: each of its rows counts as a
+        group.
+    time : array-like of shape [N], default None
+        The time of each row, as numbers or datetimes, for fits that predict later rows. All members
+        are first trained on the first rows; the rows after them stop the training and estimate the
+        noise, and the last rows evaluate. Then the members are trained on all rows. Each of the two
+        later parts is a tenth of the rows (of fewer than 600 rows, 60 rows or at most a fifth), or
+        the fraction `validation`. Rows of the same time stay together. With groups, the rows that
+        evaluate are later rows of groups that have no row in the other parts. A pair as
+        `validation` is an error. `time` is no input: put it into x if it should be one.
     device : torch.device or str, default None
         The device of the fit. None means the device of the network, or the CPU without a network.
     dtype : torch.dtype, default None
@@ -445,7 +469,7 @@ def fit(
     >>> posterior.predict(x).mean.shape
     torch.Size([64, 1])
     """
-    began = time.monotonic()
+    began = monotonic()
     fresh, earlier = _start(init)
     begin = torch.cat([one.point() for one in earlier]) if earlier else None
     method = as_method(method)
@@ -456,8 +480,23 @@ def fit(
             f"{method.name} rewrites the layers of the network, and their weights are not those of "
             "the given one: use init='fresh', or init=posterior of an earlier fit with it"
         )
-    given = Given.read(data, sample_weight)
+    given = Given.read(data, sample_weight, groups, time)
+    if time is not None and isinstance(validation, tuple | list):
+        raise MethodError(
+            "time holds out the last rows of the data, and validation=(x, y) holds out other rows: "
+            "pass one of them"
+        )
     specs = [RunSpec(seed=seed)] if runs is None else runs.for_method(method).expand(seed)
+    unevaluated = ""  # why the fit cannot be evaluated, whatever is held out
+    if (
+        given.group is not None
+        and min(group_counts([given.rows_of_run(spec) for spec in specs], given.group) or ()) < 2
+    ):
+        given = given._replace(group=None)
+        unevaluated = (
+            "all rows of a run are of one group: how well new groups are predicted cannot be "
+            "evaluated; use rows of at least 12 groups"
+        )
     problem, noise_model, inferred = build_problem(
         model, method, likelihood, prior, subset, given, specs
     )
@@ -478,6 +517,19 @@ def fit(
     auto = isinstance(validation, str) and validation == "auto" and method.holds_out
     if isinstance(validation, str) and validation == "auto" and not auto:
         validation = None
+        if not (given.group is None and given.time is None):
+            unevaluated = (
+                f"{method.name} holds out no rows by default: pass validation=0.2 to evaluate it "
+                "on new groups or later rows"
+            )
+    in_order = given.time is not None and validation is not None
+    if in_order and auto and min(_run_sizes(given, specs)) < FEWEST_ROWS:
+        validation, in_order = None, False
+    if in_order and _has_seen(given, earlier):
+        raise MethodError(
+            "time evaluates on later rows, which the posteriors of init= have seen: use "
+            "init='fresh', or validation=None"
+        )
     settings = FitSettings(
         rate=method.default_rate if lr is None else lr, optimizer=find_optimizer(optimizer),
         fresh=fresh, begin=begin, schedule=schedule, patience=patience, callbacks=callbacks,
@@ -489,6 +541,7 @@ def fit(
         """The stacked members, and the engine that computes them."""
         held, splits, output, inputs = prepare_data(
             given, problem.model, noise_model, specs, validation, standardize, device, dtype, ids,
+            method.holds_out,
         )  # fmt: skip
         size = _batch_size(batch_size, method, held, problem)
         epoch = max(1, max(len(r) for r in held.rows) // size)
@@ -507,9 +560,16 @@ def fit(
 
     assert not isinstance(checkpoint, Checkpoint)  # `grouped` passes its folder
     folder = None if checkpoint is None else str(checkpoint)
-    parts = _cross_fit_parts(given, specs, ids, earlier) if auto else 0
+    parts = _cross_fit_parts(given, specs, ids, earlier) if auto and not in_order else 0
     crossed = None
-    once = LogOnce() if parts else nullcontext()
+    once = LogOnce() if parts or in_order else nullcontext()
+    if in_order:
+        with once:
+            run = prepared(ids, validation, settings)
+        _check_network(run, method)
+        digest = "" if folder is None else fingerprint(run, method, specs)
+        crossed = fit_in_order(run, method, specs, began, folder, digest)
+        settings = crossed.settings(settings)
     if parts:
         each = None if begin is None else begin.repeat_interleave(parts, 0)
         with once:
@@ -519,8 +579,8 @@ def fit(
         crossed = cross_fit(run, method, specs, began, folder, digest)
         settings = crossed.settings(settings)
     with once:
-        run = prepared(ids, None if parts else validation, settings)
-    if not parts:
+        run = prepared(ids, validation if crossed is None else None, settings)
+    if crossed is None:
         _check_network(run, method)
     digest = "" if folder is None else fingerprint(run, method, specs)
     posteriors, _ = run_fit(run, method, specs, began, folder, digest)
@@ -530,9 +590,13 @@ def fit(
         for posterior in posteriors:
             if posterior.record.status == "ok":
                 posterior.record.status = Status("not-evaluated", not_evaluated(0))
+    for posterior in posteriors:
+        if unevaluated and posterior.record.status == "ok":
+            posterior.record.status = Status("not-evaluated", unevaluated)
     columns = given.names[0].columns
     used = fitted_rows(given, specs, validation)
-    for posterior, rows in zip(posteriors, used, strict=True):
+    for posterior, rows, spec in zip(posteriors, used, specs, strict=True):
+        posterior.input_reference = reference_inputs(given, spec)
         posterior.columns = None if columns is None else list(columns)
         posterior.scalar_targets = noise_model.scalar_targets(given.y, run.output)
         posterior.fitted_rows = rows
@@ -562,11 +626,21 @@ def _cross_fit_parts(
         return 0
     if earlier and sum(len(one.point()) for one in earlier) != len(specs):
         return 0  # an error of the fit to all rows
-    seen = [one.fitted_rows for one in earlier]
-    if any(rows is None or rows.overlap(given.x, given.y) for rows in seen):
+    if _has_seen(given, earlier):
         return 0
     rows = [given.rows_of_run(spec) for spec in specs]
-    return cross_fit_parts(run_sizes(rows, given.weight))
+    return cross_fit_parts(_run_sizes(given, specs), group_counts(rows, given.group))
+
+
+def _run_sizes(given: Given, specs: Sequence[RunSpec]) -> list[int]:
+    """The effective number of rows of each run."""
+    return run_sizes([given.rows_of_run(spec) for spec in specs], given.weight)
+
+
+def _has_seen(given: Given, earlier: Sequence[WeightPosterior]) -> bool:
+    """Whether an earlier fit has seen some of the rows."""
+    seen = [one.fitted_rows for one in earlier]
+    return any(rows is None or rows.overlap(given.x, given.y) for rows in seen)
 
 
 def _start(init: Any) -> tuple[bool, list[WeightPosterior]]:

@@ -236,3 +236,22 @@ def test_without_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(doxa, "sklearn", raising=False)
     with pytest.raises(MissingExtra, match=r"pip install 'doxa\[tables\]'"):
         _ = doxa.sklearn
+
+
+def test_groups_are_those_of_fit() -> None:
+    """The same posterior as from `doxa.fit`; copies of rows stay rows."""
+    rng = np.random.default_rng(0)
+    group = np.arange(20).repeat(5)
+    X = rng.normal(size=(100, 2))
+    y = X[:, 0] + rng.normal(size=20)[group]
+    options: dict[str, Any] = {"steps": 40, "members": 2}
+    regressor = BayesianRegressor(hidden=(8,), **options).fit(X, y, groups=group)
+    want = doxa.fit(
+        doxa.nets.mlp(2, 1, (8,)), (X, y), "deep-ensemble", likelihood=doxa.likelihoods.assumed(
+            "gaussian"
+        ), groups=group, standardize=True, dtype=torch.float64, progress=False, **options,
+    )  # fmt: skip
+    assert torch.equal(regressor.posterior_.samples, want.samples)
+    assert regressor.posterior_.diagnostics["held_out"]["groups"] == 8
+    with pytest.raises(DataError, match="groups is None at row 3"):
+        BayesianRegressor(**options).fit(X, y, groups=[1, 1, 1, None] + [2] * 96)

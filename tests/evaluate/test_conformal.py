@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -506,3 +507,76 @@ def test_a_class_absent_from_calibration() -> None:
     chosen = posterior.predict(x).prediction_set()
     assert bool(chosen[:, 2].all())
     assert not bool(chosen[:, 0].all())
+
+
+def test_every_group_has_the_same_weight_in_a_threshold() -> None:
+    """Against a loop in exact fractions; groups of one row give the usual rank."""
+    group = torch.tensor([0] * 7 + [1] * 2 + [2] * 11 + [3] + [4] * 3)
+    scores = torch.randn(len(group), 3, generator=rng(0), dtype=torch.float64)
+    sizes = group.bincount()
+    for level in (Fraction(1, 2), Fraction(4, 5), Fraction(5, 6)):
+        got = threshold(scores, float(level), group=group)
+        for column in range(3):
+            each = sorted(zip(scores[:, column].tolist(), group.tolist(), strict=True))
+            total, want = Fraction(0), math.inf
+            for score, g in each:
+                total += Fraction(1, 6 * int(sizes[g]))
+                if total >= level:
+                    want = score
+                    break
+            assert float(got[column]) == want
+    alone = torch.arange(len(group))
+    for level in (0.5, 0.8, 0.9, 0.95):
+        assert torch.equal(threshold(scores, level, group=alone), threshold(scores, level))
+    with pytest.raises(DataError, match=r"5 groups .* at least 9 groups"):
+        threshold(scores, 0.9, group=group)
+    assert threshold(scores, 0.9, group=group, allow_infinite=True).tolist() == [math.inf] * 3
+
+
+@pytest.mark.parametrize("kind", ["split", "cqr", "lac", "aps"])
+def test_the_level_holds_for_new_groups(kind: str) -> None:
+    """300 repetitions of 20 groups of 1 or 30 rows. The errors of a small group are eight times as
+    large, so that without groups, where the large ones decide, coverage is too small. At level .8,
+    coverage of one row of a new group lies between .8 and .8 + 1/21 (four standard errors of 300
+    draws: .092)."""
+    hits = {True: 0, False: 0}
+    classify = kind in ("lac", "aps")
+    likelihood = CLASSES if classify else NUMBERS
+    for r in range(300):
+        g = rng(r)
+        big = torch.rand(21, generator=g) < 0.3
+        sizes = torch.where(big, 30, 1)
+        sizes[20] = 1  # the new group: one of its rows
+        group = torch.arange(21).repeat_interleave(sizes)
+        n = len(group)
+        scale = torch.where(big, 1.0, 8.0)[group].double()
+        common = torch.randn(21, generator=g, dtype=torch.float64)[group]
+        error = scale * (common + 0.5 * torch.randn(n, generator=g, dtype=torch.float64))
+        if classify:
+            f = torch.zeros(1, n, 3, dtype=torch.float64)
+            f[0, :, 0] = 1.5 - error  # class 0 is always right, with more or less confidence
+            y = torch.zeros(n, dtype=torch.long)
+        else:
+            f, y = torch.zeros(1, n, 1, dtype=torch.float64), error[:, None]
+        x, new = f[:, :-1].transpose(0, 1), f[:, -1:].transpose(0, 1)
+        for grouped in hits:
+            options = {"groups": group[:-1]} if grouped else {}
+            p = conformal(likelihood, (x, y[:-1]), 0.8, kind, **options).predict(new)
+            if classify:
+                hits[grouped] += bool(p.prediction_set()[0, 0])
+            else:
+                low, high = p.interval()
+                hits[grouped] += bool(low[0, 0] <= y[-1, 0] <= high[0, 0])
+    assert 0.8 - 0.092 < hits[True] / 300 < 0.8 + 1 / 21 + 0.092
+    assert hits[False] / 300 < 0.8 - 0.092, "the large groups decide"
+
+
+def test_groups_of_rows_are_for_rows_and_groups_of_mondrian_for_x() -> None:
+    f = torch.zeros(30, 1, 1, dtype=torch.float64)
+    y = torch.randn(30, 1, generator=rng(0), dtype=torch.float64)
+    with pytest.raises(MethodError, match="a column of x or a function of x"):
+        conformal(NUMBERS, (f, y), kind="mondrian", groups=list(range(30)))
+    with pytest.raises(DataError, match="at row 3"):
+        conformal(NUMBERS, (f, y), groups=[1, 2, 3, None] + [5] * 26)
+    alone = conformal(NUMBERS, (f, y), groups=[f"person {i}" for i in range(30)])
+    assert torch.equal(alone.transform.thresholds, conformal(NUMBERS, (f, y)).transform.thresholds)

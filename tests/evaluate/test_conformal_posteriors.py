@@ -319,3 +319,50 @@ def test_jackknife_plus_is_for_numbers(tmp_path: Path) -> None:
     )
     with pytest.raises(MethodError, match=r"for numbers.*categorical"):
         conformal(sweep, (x, y))
+
+
+def test_jackknife_plus_by_group_is_a_loop_and_saves(tmp_path: Path) -> None:
+    """Every row has the weight 1/size of its group; the runs that held out a part of a group have
+    seen it."""
+    n, level = 30, 0.7
+    x, y = line(n, 0)
+    group = torch.arange(n) // 5
+    rows = [(group % 3 != k).nonzero().flatten() for k in range(3)]
+    rows.append(torch.arange(2, n))  # without two of the five rows of group 0
+    sweep = fit_runs((x, y), rows)
+    new, _ = line(4, 1)
+    posterior = conformal(sweep, (x, y), level, groups=group)
+    low, high = posterior.predict(new).interval()
+    at_rows = [run.predict(x).mean.flatten().numpy() for run in sweep]
+    at_new = [run.predict(new).mean.flatten().numpy() for run in sweep]
+    sides: Any = {-1: [], 1: []}
+    for i in range(n):
+        r = int(group[i]) % 3
+        residual = abs(float(y[i]) - at_rows[r][i])
+        for sign, each in sides.items():
+            each.append(sign * at_new[r] + residual)
+    # weights 1/(7 · 5): at least .7 · 35 = 24.5, so the 25th smallest
+    np.testing.assert_allclose(-low.flatten().numpy(), np.sort(sides[-1], 0)[24], rtol=1e-9)
+    np.testing.assert_allclose(high.flatten().numpy(), np.sort(sides[1], 0)[24], rtol=1e-9)
+    posterior.save(tmp_path / "run")
+    again = doxa.load(tmp_path / "run").predict(new).interval()
+    assert all(map(torch.equal, again, (low, high)))
+    with pytest.raises(DataError, match="6 groups"):
+        conformal(sweep, (x, y), 0.9, groups=group)
+    with pytest.raises(DataError, match="all rows of its group"):
+        conformal(fit_runs((x, y), folds(n, 5)), (x, y), level, groups=group)
+
+
+def test_fits_in_order_of_time_have_no_guarantee(caplog: pytest.LogCaptureFixture) -> None:
+    x, y = numbers(80)
+    net = doxa.nets.mlp(2, 1, hidden=(6,)).double()
+    late: Any = doxa.fit(net, (x[:60], y[:60]), "map", time=range(60), steps=20)
+    with pytest.raises(MethodError, match="fitted with time="):
+        conformal(late, (x[60:], y[60:]), 0.8)
+    group = torch.arange(80) // 2
+    grouped: Any = doxa.fit(net, (x[:60], y[:60]), "map", groups=group[:60], steps=20)
+    with caplog.at_level("WARNING", "doxa"):
+        conformal(grouped, (x[60:], y[60:]), 0.8, groups=group[60:])
+        assert "groups" not in caplog.text
+        conformal(grouped, (x[60:], y[60:]), 0.8)
+    assert "may not hold for new groups" in caplog.text

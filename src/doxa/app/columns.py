@@ -290,6 +290,28 @@ def _named_as_id(name: str) -> bool:
     return words.strip() in _ID_NAMES or last in _ID_WORDS or last.endswith("nr")
 
 
+FEWEST_NAMED, FEWEST_UNNAMED = 8, 21  # values of a column of groups, by its name
+
+
+def may_hold_groups(values: pd.Series) -> bool:
+    """Whether a column may name groups of rows: whole numbers or text, neither dates nor numbers as
+    text, whose values repeat, two rows each on average. There are many values, or the column is
+    named like an id. Of whole numbers without such a name, each value repeats."""
+    from pandas.api import types
+
+    whole, n = bool(types.is_integer_dtype(values)), len(values)
+    if not (whole or (is_text(values) and not mostly_numbers(values))) or bool(values.isna().any()):
+        return False
+    counts = values.value_counts()
+    named = _named_as_id(str(values.name))
+    if not (FEWEST_NAMED if named else FEWEST_UNNAMED) <= len(counts) <= n / 2:
+        return False
+    repeated = int(counts[counts > 1].sum()) / n
+    return (repeated == 1.0 if whole and not named else repeated >= 0.9) and (
+        whole or layout_of(values) is None
+    )
+
+
 def describe(column: Column) -> str:
     """A note for the user on a column that is not a plain number; "" for one that is."""
     gone = f"; missing cells {_FILLED}" if column.indicator else ""
@@ -371,7 +393,7 @@ def infer_target(values: pd.Series, asked: str | None) -> tuple[str, tuple[Any, 
             likelihood,
             None,
             f"target {name!r}: regression, likelihood {likelihood}"
-            + (" (by --likelihood)" if asked else ""),
+            + (" (by --likelihood)" if asked else _if_counts(values, numbers)),
         )
     classes = _classes(values)
     if len(classes) < 2:
@@ -391,6 +413,15 @@ def infer_target(values: pd.Series, asked: str | None) -> tuple[str, tuple[Any, 
         f"target {name!r}: classification, {len(classes)} classes ({shown}), "
         f"likelihood {likelihood} ({why})",
     )
+
+
+def _if_counts(values: pd.Series, numbers: Array) -> str:
+    """Advice where a target may be counts: whole numbers from 0 on. Ages and years rarely have a
+    0."""
+    from pandas.api import types
+
+    may = types.is_integer_dtype(values) and numbers.min() == 0
+    return " (--likelihood counts, if it counts something)" if may else ""
 
 
 def _classes(values: pd.Series) -> tuple[Any, ...]:

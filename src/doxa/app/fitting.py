@@ -41,7 +41,7 @@ from torch import nn
 
 import doxa
 from doxa import nets
-from doxa.app.held_out import checksum
+from doxa.app.held_out import Together, checksum
 from doxa.app.predictions import grouped
 from doxa.app.schema import Schema
 from doxa.app.tables import Array, check_name
@@ -239,8 +239,10 @@ def fit_arrays(
     checkpoint: Path | None = None,
     checkpoint_every: float = 30.0,
     tasks: Sequence[str] | None = None,
+    together: Together | None = None,
 ) -> Any:
-    """The posterior, with the schema in its metadata; tasks: the task of each row."""
+    """The posterior, with the schema in its metadata; tasks: the task of each row; together: their
+    groups and times."""
     chosen = make_method(method, settings, warn=False)  # the command warned
     if schema.classes is not None and "classification" not in doxa.methods()[method].tasks:
         raise MethodError(
@@ -260,6 +262,7 @@ def fit_arrays(
         checkpoint_every=checkpoint_every,
         progress=True,
         **plan.options(),
+        **({} if together is None else together.options()),
     )
     posterior.metadata["table"] = schema.to_json()
     posterior.metadata["method"] = method
@@ -268,9 +271,21 @@ def fit_arrays(
     return posterior
 
 
-def say_held_out(plan: Plan, method: Method, rows: int) -> str:
+def say_held_out(plan: Plan, method: Method, rows: int, together: Together | None = None) -> str:
     """The message about held-out rows; "" if there are none."""
     off = "--validation 0 trains on all rows"
+    if together is not None and together.options() and plan.held_out is not None:
+        if not (method.holds_out or plan.validation):
+            return (
+                f"{method.name} holds out no rows by default: --validation 0.2 evaluates it on new "
+                "groups or later rows"
+            )
+        if together.time is not None:
+            return (
+                "the last rows evaluate the fit, and the rows before them stop the training and "
+                f"set the noise; the fit is then trained on all rows; {off}"
+            )
+        return f"rows are held out in whole groups, so that new groups evaluate the fit; {off}"
     if plan.validation:
         return f"{plan.validation:.0%} of the rows are held out for early stopping; {off}"
     if plan.validation is None and method.holds_out and rows >= FEWEST_ROWS:
@@ -427,6 +442,11 @@ def prepare_out(out: Path, overwrite: bool = False) -> Path:
     if is_artefact(out) and not overwrite:
         raise StoreError(
             f"{out} already holds a finished run; --overwrite replaces it, or choose another --out"
+        )
+    if (out / "watch").exists():
+        raise StoreError(
+            f"{out} holds the state of doxa watch, which replacing the run would delete; remove or "
+            f"move {out / 'watch'}, or choose another --out"
         )
     place = Path(os.path.abspath(out))
     if Path.cwd().is_relative_to(place):

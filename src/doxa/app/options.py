@@ -126,6 +126,31 @@ TaskColumn = Annotated[
         rich_help_panel=TABLE,
     ),
 ]
+Group = Annotated[
+    str | None,
+    typer.Option(
+        "--group",
+        help="The column with the group of each row, such as a person with several rows. Rows of a "
+        "group are held out together, so that the fit is evaluated on new groups; not used as an "
+        "input.",
+        rich_help_panel=TABLE,
+    ),
+]
+Time = Annotated[
+    str | None,
+    typer.Option(
+        "--time",
+        help="The column with the time of each row: numbers or dates. The last rows are held out, "
+        "so that the fit is evaluated on later rows; not used as an input.",
+        rich_help_panel=TABLE,
+    ),
+]
+TimeInput = Annotated[
+    bool,
+    typer.Option(
+        "--time-input", help="Use the column of --time as an input, too.", rich_help_panel=TABLE
+    ),
+]
 Drop = Annotated[
     list[str] | None, typer.Option(help="A column to drop; repeatable.", rich_help_panel=TABLE)
 ]
@@ -260,6 +285,13 @@ ConformalKind = Annotated[
 CalibrationShare = Annotated[
     float | None,
     typer.Option(help="Share of the rows held out for --calibrate and --conformal. Default: 0.2."),
+]
+AllowStatus = Annotated[
+    bool,
+    typer.Option(
+        "--allow-status",
+        help="Exit with code 0 also if the status of the saved run is not ok (otherwise 4).",
+    ),
 ]
 Run = Annotated[Path, typer.Argument(help="A folder that doxa fit saved.", show_default=False)]
 Device = Annotated[

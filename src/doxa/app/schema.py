@@ -39,11 +39,14 @@ from doxa.app.columns import (
     CLASSIFIERS,
     COUNTS,
     REGRESSIONS,
+    UNCLEAR,
     Column,
     LeftOut,
+    days_of,
     describe,
     infer_column,
     infer_target,
+    layout_of,
     with_tuples,
 )
 from doxa.app.reading import (
@@ -82,10 +85,17 @@ class Schema:
     left_out: tuple[str, ...] = ()  # dropped columns
     dialect: Dialect | None = None  # how the file was written, if it was text
     assumed: bool = False  # the user did not choose the likelihood
+    group: str | None = None  # the column with the group of each row
+    time: str | None = None  # the column with the time of each row
 
     @property
     def inputs(self) -> int:
         return sum(column.width for column in self.columns)
+
+    @property
+    def input_names(self) -> list[str]:
+        """The column of the table that each input of the network comes from."""
+        return [column.name for column in self.columns for _ in range(column.width)]
 
     @property
     def outputs(self) -> int:
@@ -117,7 +127,7 @@ class Schema:
     def _sound(self) -> bool:
         """Whether every field has a value that `infer_schema` can give."""
         texts = [self.target, self.likelihood, *self.notes, *self.left_out]
-        maybe: list[Any] = [self.index]
+        maybe: list[Any] = [self.index, self.group, self.time]
         if self.dialect is not None:
             maybe += asdict(self.dialect).values()
         classes = None if self.classes is None else [*self.classes]
@@ -141,7 +151,7 @@ class Schema:
         """The network's inputs [N, D] in float64, with columns taken by name, and notes for the
         user: unused columns, unseen categories, imputed cells."""
         names = [column.name for column in self.columns]
-        known = {*names, *self.left_out, self.target, self.index}
+        known = {*names, *self.left_out, self.target, self.index, self.group, self.time}
         extra = [str(name) for name in frame.columns if name not in known]
         there = extra or [str(name) for name in frame.columns]
         _refuse_absent([name for name in names if name not in frame.columns], there)
@@ -199,15 +209,25 @@ def infer_schema(
     numeric: Sequence[str] = (),
     missing: str = "error",
     dialect: Dialect | None = None,
+    group: str | None = None,
+    time: str | None = None,
+    time_input: bool = False,
 ) -> Schema:
     """Infer the type of every column; see the module's docstring for the rules."""
     if missing not in MISSING_CELLS:
         raise DataError(f"--missing takes error or impute, not {missing!r}")
     values = pick(frame, target)
     _refuse_absent(
-        [name for name in (*drop, *categorical, *numeric) if name not in frame.columns],
+        [
+            name
+            for name in (*drop, *categorical, *numeric, group, time)
+            if name is not None and name not in frame.columns
+        ],
         [str(name) for name in frame.columns],
     )
+    for option, name in (("--group", group), ("--time", time)):
+        if name == target:
+            raise DataError(f"column {name!r} is the target and cannot be given as {option}")
     if target in drop:
         raise DataError(f"column {target!r} is the target and cannot be dropped")
     if twice := sorted(set(categorical) & set(numeric)):
@@ -221,6 +241,10 @@ def infer_schema(
             continue
         if name in drop:
             found: Column | LeftOut = LeftOut("by --drop")
+        elif name == group:
+            found = LeftOut("it holds the groups (--group)")
+        elif name == time and not time_input:
+            found = LeftOut("it holds the times (--time); --time-input makes it an input")
         else:
             found = infer_column(
                 pick(frame, name), name in categorical, name in numeric, missing == IMPUTE
@@ -256,6 +280,8 @@ def infer_schema(
         tuple(left_out),
         dialect,
         assumed,
+        group,
+        time,
     )
 
 
@@ -285,10 +311,15 @@ class TableSpec:
     numeric: tuple[str, ...] = ()
     missing: str = "error"
     dialect: Dialect = field(default_factory=Dialect)
+    group: str | None = None
+    time: str | None = None
+    time_input: bool = False
 
     def __post_init__(self) -> None:
         if self.missing not in MISSING_CELLS:
             raise DataError(f"--missing takes error or impute, not {self.missing!r}")
+        if self.time_input and self.time is None:
+            raise DataError("--time-input needs --time, the column of times")
 
     def facts(self) -> dict[str, Any]:
         """For the record of a run, without the target, which the schema has."""
@@ -309,8 +340,26 @@ def inferred(frame: pd.DataFrame, asked: TableSpec, dialect: Dialect | None) -> 
     """The schema of some rows whose target is known."""
     return infer_schema(
         frame, asked.target, asked.likelihood, asked.drop, asked.categorical, asked.index,
-        asked.numeric, asked.missing, dialect,
+        asked.numeric, asked.missing, dialect, asked.group, asked.time, asked.time_input,
     )  # fmt: skip
+
+
+def times_of(values: pd.Series) -> Array:
+    """The times of a column: numbers, or dates as days since 1970-01-01."""
+    refuse_gaps(values.to_frame(), [str(values.name)])
+    layout = layout_of(values)
+    if layout == UNCLEAR:
+        raise DataError(
+            f"column {values.name!r} holds dates in which day and month are ambiguous: write them "
+            "as year-month-day to use them with --time"
+        )
+    return numbers_of(values) if layout is None else days_of(values, layout)
+
+
+def groups_of(values: pd.Series) -> Array:
+    """The groups of a column, as text."""
+    refuse_gaps(values.to_frame(), [str(values.name)])
+    return labels_of(values)
 
 
 def read_more(path: Path, schema: Schema, dialect: Dialect) -> tuple[pd.DataFrame, list[str]]:

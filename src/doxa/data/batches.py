@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
-from doxa.data.rows import BLOCK_BYTES, Inputs, Rows, cast
+from doxa.data.rows import BLOCK_BYTES, Inputs, Rows, cast, number_of_rows
 from doxa.data.scaling import Standardisation, scaled
 from doxa.errors import MethodError
 from doxa.noise import generator
@@ -146,6 +146,8 @@ class Data:
     tasks: Any = False  # the tasks, if a row is a set of points
     owners: Sequence[int] = ()  # the run of each split
     given_weight: Tensor | None = None  # the user's weights, [N], used for held-out rows
+    group: Tensor | None = None  # the number of each row's group, [N], if rows belong together
+    evaluation: list[Tensor] | None = None  # rows that evaluate, if other held-out rows do not
 
     has_rows = True
 
@@ -227,6 +229,21 @@ class Data:
         if self.given_weight is None:
             return None
         return self.given_weight[rows.to(self.given_weight.device)]
+
+    def groups_of(self, rows: Tensor) -> Tensor | None:
+        """The groups of some rows; None if rows do not belong together."""
+        return None if self.group is None else self.group[rows.cpu()]
+
+    def effective_rows(self, rows: Tensor) -> float:
+        """The effective number of some rows, in which a group counts as one row."""
+        weight, group = self.weight_of(rows), self.groups_of(rows)
+        return number_of_rows(rows, weight, group)
+
+    def evaluated(self, split: int) -> Tensor:
+        """The held-out rows of a split that evaluate the fit."""
+        held_out = self.validation if self.evaluation is None else self.evaluation
+        assert held_out is not None
+        return held_out[split]
 
     def total_weight(self, split_of: Sequence[int]) -> Tensor:
         """n for each member: the sum of its rows' weights, [M]."""

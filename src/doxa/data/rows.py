@@ -40,6 +40,7 @@ from torch.utils.data import (
     default_collate,
 )
 
+from doxa.data.dependence import clustered_error, effective_groups
 from doxa.errors import DataError, MemoryBudgetError, ShapeError
 
 
@@ -78,9 +79,13 @@ def effective_rows(weight: Tensor) -> float:
     return float(each.sum().square() / each.square().sum())
 
 
-def per_effective_row(weight: Tensor | None) -> Tensor | None:
+def per_effective_row(weight: Tensor | None, group: Tensor | None = None) -> Tensor | None:
     """The weights, [N], scaled to add up to the effective number of rows; None if they are equal,
-    because all would be 1."""
+    because all would be 1. A `group` of rows counts as one row."""
+    if group is not None:
+        each = torch.ones(len(group)) if weight is None else weight
+        each = each.double()
+        return each * (number_of_rows(each, weight, group) / each.sum())
     if equal(weight):
         return None
     assert weight is not None
@@ -107,13 +112,20 @@ def weighted_std(values: Tensor, weight: Tensor | None, correction: int = 0) -> 
     return math.sqrt(spread * rows / (rows - correction)) if rows > correction else math.nan
 
 
-def number_of_rows(values: Tensor, weight: Tensor | None) -> float:
-    """The effective number of rows of values [N, ...]."""
+def number_of_rows(values: Tensor, weight: Tensor | None, group: Tensor | None = None) -> float:
+    """The effective number of rows of values [N, ...]. A `group` of rows counts as one row."""
+    if group is not None:
+        return effective_groups(weight, group)
     return float(len(values)) if weight is None else effective_rows(weight)
 
 
-def standard_error(values: Tensor, weight: Tensor | None, correction: int = 0) -> float:
-    """The standard error of the mean of values [N]."""
+def standard_error(
+    values: Tensor, weight: Tensor | None, correction: int = 0, group: Tensor | None = None
+) -> float:
+    """The standard error of the mean of values [N]; if rows belong to groups, it is clustered by
+    group."""
+    if group is not None:
+        return clustered_error(values, weight, group)
     return weighted_std(values, weight, correction) / math.sqrt(number_of_rows(values, weight))
 
 

@@ -210,6 +210,15 @@ def _units(case: DiagnosticData, train: Tensor, test: Tensor) -> Finding | None:
     shifted = (away > _SHIFTED) | (stretch.exp() > _STRETCHED)
     if not bool(shifted.any()):
         return None
+    dates = _dates(case, len(wide))
+    if bool(dates[wide][shifted].all()):
+        return warning(
+            "the test rows are of other dates than the training rows: the median of a date lies up "
+            f"to {float(away[shifted].max()):.2g} interquartile ranges away, so the fit "
+            "extrapolates in time",
+            "evaluate the fit on later rows: fit(time=...), or doxa fit --time COLUMN",
+            float(away.max()),
+        )
     return bad(
         f"test inputs are in other units, or from another distribution: in {int(shifted.sum())} of "
         f"{len(wide)} columns the median lies up to {float(away.max()):.2g} interquartile ranges "
@@ -217,6 +226,16 @@ def _units(case: DiagnosticData, train: Tensor, test: Tensor) -> Finding | None:
         _left_to_fit(case, "scale train and test by the same numbers (those of train)"),
         float(away.max()),
     )
+
+
+def _dates(case: DiagnosticData, inputs: int) -> Tensor:
+    """Which inputs were made from the dates of a table, [D]; none if the posterior has no table."""
+    mask: list[bool] = []
+    for column in case.base.metadata.get("table", {}).get("columns", ()):
+        parts, width = column.get("parts") or (), len(column.get("categories") or (0,))
+        mask += [True] * len(parts) if parts else [False] * width
+        mask += [False] * bool(column.get("indicator"))
+    return torch.tensor(mask if len(mask) == inputs else [False] * inputs, dtype=torch.bool)
 
 
 def _leaked_targets(case: DiagnosticData, test: Sample) -> Finding | None:

@@ -1,7 +1,10 @@
-"""Cross-fitting: held-out rows for one network and few rows.
+"""Cross-fitting: networks that are evaluated, and then a fit to all rows.
+
+**Few rows, or few groups, and one network.**
 
 With fewer than 50 rows, a part that could be held out from a single network is too small to stop
-its training, and every row is needed to train on. So the rows are divided into K parts, and K
+its training, and every row is needed to train on. The same holds for a part with fewer than ten
+groups. So the rows are divided into K parts, and K
 networks are trained at once, each without one part. Their held-out rows, which are all rows, do
 three things:
 
@@ -13,6 +16,12 @@ The posterior that is returned is trained on all rows. Its training ends at the 
 likelihood has the estimated parameters. The evaluation is slightly pessimistic, because the K
 networks are trained on fewer rows, and slightly optimistic, because one step and the noise are
 chosen on the rows that are scored.
+
+**Rows in order of time.** A fit that is used for later rows must be evaluated on later rows, but
+the posterior that is returned needs the last rows most. So all members are trained on the first
+rows, the rows after them stop the training and estimate the noise, and the last rows evaluate
+(`setup.later_rows`). Then all members are trained on all rows, each up to its own step. The
+evaluation is pessimistic where the newest rows help.
 """
 
 from __future__ import annotations
@@ -63,18 +72,19 @@ class LogOnce(logging.Filter):
 
 @dataclass(frozen=True)
 class CrossFit:
-    """The result of K networks per run, for the fit to all rows.
+    """The result of the networks that were evaluated, for the fit to all rows.
 
     Parameters
     ----------
     evaluated : sequence of Posterior
         One per run: the likelihood, the scores and the status.
     stop_at : dict
-        The step at which each stage with early stopping ends, for each run.
+        The step at which each stage with early stopping ends, for each member of the fit to all
+        rows.
     noise : Tensor, default None
-        The likelihood's parameters, [runs, ...].
+        The likelihood's parameters, [M, ...].
     parts : int
-        K.
+        K; 0 for rows in order of time.
     """
 
     evaluated: Sequence[Posterior]
@@ -83,7 +93,7 @@ class CrossFit:
     parts: int
 
     def settings(self, settings: FitSettings) -> FitSettings:
-        """The settings of the fit to all rows, with one member per run."""
+        """The settings of the fit to all rows."""
         return replace(settings, stop_at=self.stop_at, held_out_noise=self.noise)
 
     def apply(self, posteriors: Sequence[Posterior]) -> None:
@@ -91,13 +101,18 @@ class CrossFit:
         likelihood."""
         for posterior, evaluated in zip(posteriors, self.evaluated, strict=True):
             found, record = evaluated.record, posterior.record
-            record.validation = found.validation
+            record.validation, record.certificate = found.validation, found.certificate
             for key in ("held_out", "held_out_calibration", "yardsticks"):
                 if key in found.diagnostics:
                     record.diagnostics[key] = found.diagnostics[key]
-            record.diagnostics.setdefault("held_out", {})["cross_fit_parts"] = self.parts
+            held_out = record.diagnostics.setdefault("held_out", {})
+            if self.parts:
+                held_out["cross_fit_parts"] = self.parts
+            else:
+                held_out["later_rows"] = True
             if "fitted_likelihood" in found.metadata:
                 record.metadata["fitted_likelihood"] = found.metadata["fitted_likelihood"]
+            if "held_out_calibration" in found.diagnostics:
                 adopt_likelihood(posterior, evaluated)
             record.status = record.status.or_before(found.status)
 
@@ -117,6 +132,21 @@ def cross_fit(
     folder = None if checkpoint is None else Path(checkpoint) / "parts"
     evaluated, result = run_fit(run, method, specs, began, folder, digest, parts=True)
     return CrossFit(evaluated, _stops(result, count), _noise(result, count), count)
+
+
+def fit_in_order(
+    run: Run, method: Method, specs: Sequence[RunSpec], began: float,
+    checkpoint: str | Path | None, digest: str,
+) -> CrossFit:  # fmt: skip
+    """Fit the members of each run to the first rows, and evaluate them on the last ones."""
+    log.info(
+        "rows in order of time: the members are first trained on the first %d rows; %d later rows "
+        "stop the training, and the last %d evaluate it; the fit is then trained on all rows",
+        len(run.rows.rows[0]), len(run.rows.held_out_rows().rows[0]), len(run.rows.evaluated(0)),
+    )  # fmt: skip
+    folder = None if checkpoint is None else Path(checkpoint) / "parts"
+    evaluated, result = run_fit(run, method, specs, began, folder, digest)
+    return CrossFit(evaluated, result.stops, result.state.get("noise"), 0)
 
 
 def _stops(result: Progress, count: int) -> dict[int, list[int]]:

@@ -10,7 +10,8 @@ Held-out rows are used for early stopping and to evaluate the fit. By default ea
 its own part: the rows of a run are split at random into K parts, and member m is not trained on
 part m mod K. Together the members are trained on all rows, and each row is evaluated only with
 members that were not trained on it. A fraction or a pair (x, y) given by the user is held out from
-all members.
+all members. With groups, a part has whole groups. With times, the last rows evaluate and the rows
+before them stop the training of all members; the fit to all rows follows (`cross_fit.py`).
 """
 
 from __future__ import annotations
@@ -44,7 +45,17 @@ from doxa.data import (
     standardise,
     warn_unscaled,
 )
-from doxa.data.rows import Rows, check_lengths, effective_rows, number_of_rows, read
+from doxa.data.dependence import (
+    MOST_PARTS,
+    group_parts,
+    group_share,
+    read_groups,
+    read_times,
+    share_of_time,
+    time_cuts,
+)
+from doxa.data.fitted_rows import input_columns, reference_of
+from doxa.data.rows import Rows, check_lengths, effective_rows, read
 from doxa.driver.runs import RunSpec
 from doxa.engine import Engine, choose_engine, fall_back_to_loop
 from doxa.engine.engine import Count, may_use_threads
@@ -73,6 +84,7 @@ class Splits:
     held_out: list[Tensor] | None = None
     owners: Sequence[int] = ()  # the run of each split; (): split r is run r
     of: Sequence[int] = ()  # the split of each run and member, runs × members; (): that of its run
+    evaluation: list[Tensor] | None = None  # rows that evaluate, if other held-out rows do not
 
 
 def parts(rows: int) -> int:
@@ -81,12 +93,28 @@ def parts(rows: int) -> int:
     return 20 if rows >= 10_000 else min(10, max(min(5, rows // 2), rows // 20))
 
 
-def cross_fit_parts(sizes: Sequence[float]) -> int:
+def cross_fit_parts(sizes: Sequence[float], groups: Sequence[float] | None = None) -> int:
     """The number of parts if runs of these sizes are cross-fitted, else 0: they have rows to hold
-    out, but a part is too small to stop the training of one network."""
-    if min(sizes) < FEWEST_ROWS or min(s // parts(int(s)) for s in sizes) >= FEWEST_HELD_OUT:
+    out, but a part is too small to stop the training of one network. `groups`: the effective number
+    of groups of each run, if rows belong to groups."""
+    counts = part_counts(sizes, groups)
+    each = zip(sizes if groups is None else groups, counts, strict=True)
+    if min(sizes) < FEWEST_ROWS or min(size // count for size, count in each) >= FEWEST_HELD_OUT:
         return 0
-    return max(parts(int(size)) for size in sizes)
+    return max(counts)
+
+
+def part_counts(sizes: Sequence[float], groups: Sequence[float] | None = None) -> list[int]:
+    """The number of parts of each run. A part has at least one whole group, if there are groups."""
+    counts = [parts(int(size)) for size in sizes]
+    if groups is None:
+        return counts
+    return [min(n, MOST_PARTS, int(g)) for n, g in zip(counts, groups, strict=True)]
+
+
+def group_counts(rows: Sequence[Tensor], group: Tensor | None) -> list[int] | None:
+    """The number of groups of each run; `group` has the group of each row, [N]."""
+    return None if group is None else [len(group[own].unique()) for own in rows]
 
 
 def run_sizes(rows: Sequence[Tensor], weight: Tensor | None) -> list[int]:
@@ -96,31 +124,36 @@ def run_sizes(rows: Sequence[Tensor], weight: Tensor | None) -> list[int]:
 
 def own_parts(
     rows: Sequence[Tensor], members: Sequence[int], seeds: Sequence[int],
-    weight: Tensor | None = None,
+    weight: Tensor | None = None, group: Tensor | None = None,
 ) -> Splits | None:  # fmt: skip
     """A held-out part for each member, or None if a run has too few rows, for a member or, if
-    members hold out different parts, for all of them together. `weight` has one entry per row,
-    [N]."""
-    sizes = run_sizes(rows, weight)
+    members hold out different parts, for all of them together. `weight` and `group` have one entry
+    per row, [N]. A part has whole groups."""
+    sizes, groups = run_sizes(rows, weight), group_counts(rows, group)
     if min(sizes) < FEWEST_ROWS:
         return None
-    few = min(size // parts(size) for size in sizes) < FEWEST_HELD_OUT
-    if few and min(len({m % parts(size) for m in members}) for size in sizes) < 2:
+    counts = part_counts(sizes, groups)
+    few = bool(cross_fit_parts(sizes, groups))
+    if few and min(len({m % count for m in members}) for count in counts) < 2:
         return None
     kept: list[Tensor] = []
     held: list[Tensor] = []
     owners: list[int] = []
     of: list[int] = []
     for r, (own, seed) in enumerate(zip(rows, seeds, strict=True)):
-        count = parts(sizes[r])
-        order = torch.randperm(len(own), generator=generator("validation", seed))
+        count, random = counts[r], generator("validation", seed)
+        if group is None:
+            order = torch.randperm(len(own), generator=random)
+            part_of = torch.empty_like(order)
+            part_of[order] = torch.arange(len(own)) % count
+        else:
+            part_of = group_parts(group[own], count, random)
         found: dict[int, int] = {}
         for member in members:
             part = member % count
             if part not in found:
                 found[part] = len(kept)
-                out = torch.zeros(len(own), dtype=torch.bool)
-                out[order[part::count]] = True
+                out = part_of == part
                 kept.append(own[~out])
                 held.append(own[out])
                 owners.append(r)
@@ -128,8 +161,11 @@ def own_parts(
     return Splits(kept, held, owners, of)
 
 
-def share(rows: Sequence[Tensor], size: float, seeds: Sequence[int]) -> Splits:
-    """A random fraction of each run's rows, held out from all its members."""
+def share(
+    rows: Sequence[Tensor], size: float, seeds: Sequence[int], group: Tensor | None = None
+) -> Splits:
+    """A random fraction of each run's rows, or about as many rows in whole groups, held out from
+    all its members."""
     kept, held = [], []
     for own, seed in zip(rows, seeds, strict=True):
         count = round(size * len(own))
@@ -138,10 +174,40 @@ def share(rows: Sequence[Tensor], size: float, seeds: Sequence[int]) -> Splits:
                 f"validation={size} of {len(own)} rows leaves {len(own) - count} to train on and "
                 f"{count} to validate on; it must be a fraction between 0 and 1, or a pair (x, y)"
             )
-        order = torch.randperm(len(own), generator=generator("validation", seed))
+        random = generator("validation", seed)
+        if group is not None:
+            out = group_share(group[own], size, random)
+            kept.append(own[~out])
+            held.append(own[out])
+            continue
+        order = torch.randperm(len(own), generator=random)
         kept.append(own[order[count:].sort().values])
         held.append(own[order[:count].sort().values])
     return Splits(kept, held)
+
+
+def later_rows(
+    rows: Sequence[Tensor], size: float | None, seeds: Sequence[int], time: Tensor,
+    group: Tensor | None, stops: bool,
+) -> Splits:  # fmt: skip
+    """The last rows of each run, held out to evaluate, and the ones before them, to stop the
+    training of all members. `size` is the fraction of the rows in each of both parts. Without
+    `stops` there is nothing to stop, and the rows before the last ones are trained on."""
+    kept, held, evaluation = [], [], []
+    for own, seed in zip(rows, seeds, strict=True):
+        share = size or share_of_time(len(own)) if group is None else size or 0.2
+        if not 0 < share < 0.5:
+            raise DataError(
+                f"validation={share} with time holds out two such parts, to stop the training and "
+                "to evaluate: it must be below 0.5"
+            )
+        own_group = None if group is None else group[own]
+        masks = time_cuts(time[own], share, own_group, generator("validation", seed))
+        trained, between, last = masks if stops else (masks[0] | masks[1], masks[2], masks[2])
+        kept.append(own[trained])
+        held.append(own[between])
+        evaluation.append(own[last])
+    return Splits(kept, held, evaluation=evaluation)
 
 
 def appended(
@@ -166,13 +232,19 @@ def appended(
 def hold_out(
     x: Any, y: Any, rows: list[Tensor], validation: Any, members: Sequence[int], streamed: bool,
     prepare: Callable[[Any], Any], seeds: Sequence[int], weight: Tensor | None = None,
+    group: Tensor | None = None, time: Tensor | None = None, stops: bool = True,
 ) -> tuple[Any, Any, Splits]:  # fmt: skip
     """The data and the held-out rows. `validation` is "auto" (a part for each member), a fraction
-    or a pair; `weight` has one entry per row, [N]."""
-    if isinstance(validation, str) and validation == "auto":
-        return x, y, own_parts(rows, members, seeds, weight) or Splits(rows)
-    if isinstance(validation, int | float | str):
-        return x, y, share(rows, float(checks.positive("validation", validation)), seeds)
+    or a pair; `weight`, `group` and `time` have one entry per row, [N]. `stops`: whether the method
+    holds out rows to stop the training."""
+    auto = isinstance(validation, str) and validation == "auto"
+    if auto or isinstance(validation, int | float | str):
+        size = None if auto else float(checks.positive("validation", validation))
+        if time is not None:
+            return x, y, later_rows(rows, size, seeds, time, group, stops)
+        if size is None:
+            return x, y, own_parts(rows, members, seeds, weight, group) or Splits(rows)
+        return x, y, share(rows, size, seeds, group)
     if streamed:
         raise DataError("validation as a pair needs data as a pair; pass a fraction instead")
     return appended(x, y, rows, validation, prepare)
@@ -192,9 +264,13 @@ class Given(NamedTuple):
     names: tuple[Names, Names]  # of x and y
     weight: Tensor | None = None  # one per row, [total], all above 0
     kept: Tensor | None = None  # mask of the passed rows with weight above 0; None: all of them
+    group: Tensor | None = None  # the number of each row's group, [total]
+    time: Tensor | None = None  # the rank of each row's time, [total]
 
     @classmethod
-    def read(cls, data: Any, sample_weight: Any = None) -> Given:
+    def read(
+        cls, data: Any, sample_weight: Any = None, groups: Any = None, time: Any = None
+    ) -> Given:
         """Read the data and remove rows of weight 0."""
         x, y, source, weight, kept = read(data, sample_weight)
         if source is None:
@@ -205,7 +281,14 @@ class Given(NamedTuple):
             tasks = tasks.some(kept)
         pair = isinstance(data, tuple | list)
         names = (Names.of(data[0]), Names.of(data[1])) if pair else (Names(), Names())
-        return cls(x, y, source, total, tasks, names, weight, kept)
+        if tasks is not None and not (groups is None and time is None):
+            raise DataError(
+                "the points of a task belong together: tasks take no groups and no time"
+            )
+        passed = total if kept is None else len(kept)
+        group = None if groups is None else read_groups(groups, passed, kept)
+        when = None if time is None else read_times(time, passed, kept)
+        return cls(x, y, source, total, tasks, names, weight, kept, group, when)
 
     def rows_of_run(self, spec: RunSpec) -> Tensor:
         """The numbers of a run's rows, counted among the rows of weight above 0."""
@@ -225,11 +308,11 @@ class Given(NamedTuple):
 def prepare_data(
     given: Given, model: Model | None, likelihood: Likelihood, specs: Sequence[RunSpec],
     validation: Any, standardize: bool, device: torch.device, dtype: torch.dtype | None,
-    members: Sequence[int],
+    members: Sequence[int], stops: bool = True,
 ) -> tuple[Data, Splits, Any, Any]:  # fmt: skip
     """Checked and standardised rows on the device; the splits; the output shape of the network; the
     shape of one row of x."""
-    x, y, source, total, tasks, names, given_weight, kept = given
+    x, y, source, total, tasks, names, given_weight, kept, group, when = given
     if dtype is None:
         floats = [t.dtype for t in tree_flatten(x)[0] if t.dtype in (torch.float32, torch.float64)]
         dtype = floats[0] if floats else torch.float32
@@ -272,8 +355,9 @@ def prepare_data(
             vx = reorder_columns(validation[0], names[0].columns, "validation x")
             validation = (vx, validation[1])
         x, y, splits = hold_out(
-            x, y, rows, validation, members, streamed, prepare, seeds, given_weight
-        )
+            x, y, rows, validation, members, streamed, prepare, seeds, given_weight, group, when,
+            stops,
+        )  # fmt: skip
     rows = rows if splits.owners else splits.rows  # with owners, some member is trained on each row
     extent = rows_of(x, "x") if source is None else total
     scales = [Standardisation()] * len(specs)
@@ -302,9 +386,12 @@ def prepare_data(
             y = put(tree_map(lambda *t: torch.cat(t), *(s.y(y, dtype) for s in scales)))
         else:
             x, y = put(scales[0].x(x, dtype)), put(scales[0].y(y, dtype))
+    if group is not None and extent > total:  # each row of a pair is a group of its own
+        group = torch.cat([group, torch.arange(extent - total) + len(group)])
     held = Data(
         x, y, splits.rows, scales, device, dtype, extent, splits.held_out, weight, scaled_per_run,
-        lazy, source, prepare, tasks or False, splits.owners,
+        lazy, source, prepare, tasks or False, splits.owners, group=group,
+        evaluation=splits.evaluation,
     )  # fmt: skip
     return held, splits, output, inputs
 
@@ -323,6 +410,13 @@ def fitted_rows(given: Given, specs: Sequence[RunSpec], validation: Any) -> list
         own = FittedRows.of(given.x, given.y, given.rows_of_run(spec).unique())
         found.append(own if more is None else own.plus(more))
     return found
+
+
+def reference_inputs(given: Given, spec: RunSpec) -> Tensor | None:
+    """The inputs of a run's rows that new rows are compared with; None if there are none."""
+    if given.source is not None or given.tasks is not None or not isinstance(given.x, Tensor):
+        return None
+    return reference_of(input_columns(given.x[given.rows_of_run(spec).unique().to(given.x.device)]))
 
 
 def _resident(x: Any, y: Any, copies: int, device: torch.device) -> bool:
@@ -423,7 +517,7 @@ def _pooled_rows(run: Run) -> list[float] | None:
     held = run.rows.validation
     if held is None or run.rows.tasks:
         return None
-    sizes = [number_of_rows(rows, run.rows.weight_of(rows)) for rows in held]
+    sizes = [run.rows.effective_rows(rows) for rows in held]
     splits: dict[int, set[int]] = {}
     for r, split in zip(run.run_of, run.split_of, strict=True):
         splits.setdefault(r, set()).add(split)
@@ -623,7 +717,7 @@ def fingerprint(run: Run, method: Method, specs: Sequence[RunSpec]) -> str:
     for leaf in leaves:
         part = leaf[:: max(1, leaf.shape[0] // 1024)].detach().cpu().contiguous()
         digest.update(part.double().numpy().tobytes())
-    for rows in data.rows:
+    for rows in (*data.rows, *(t for t in (data.group,) if t is not None)):
         digest.update(rows.numpy().tobytes())
     return digest.hexdigest()
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from doxa import store
+from doxa.data.dependence import group_sizes
 from doxa.ensemble.map import MAP
 from doxa.method import Run
 
@@ -27,7 +28,8 @@ from doxa.method import Run
 @store.register("bootstrap")
 @dataclass(frozen=True)
 class BayesianBootstrap(MAP):
-    """MAP fits, each with its own draw of Dirichlet weights; ten members by default."""
+    """MAP fits, each with its own draw of Dirichlet weights; ten members by default. The rows of a
+    group have one weight."""
 
     name: ClassVar[str] = "bootstrap"
     default_members: ClassVar[int] = 10
@@ -39,5 +41,8 @@ class BayesianBootstrap(MAP):
         weights = torch.ones_like(drawn)
         for m, split in enumerate(run.split_of):
             own = run.rows.rows[split].to(run.device)
-            weights[m, own] = drawn[m, : len(own)] / drawn[m, : len(own)].mean()
+            each = drawn[m, : len(own)]
+            if (group := run.rows.groups_of(run.rows.rows[split])) is not None:
+                each = drawn[m, group_sizes(group)[0].to(run.device)]
+            weights[m, own] = each / each.mean()
         return weights

@@ -47,10 +47,22 @@ with m_{-i} the mean prediction of the runs that held row i out, α = 1 - level.
 Ramdas and Tibshirani (2021): coverage is at least 1 - 2α with one row held out at a time, and
 1 - 2α - √(2/n) with K folds (CV+), 1 - α in practice. With bootstrapped rows it is the
 jackknife+-after-bootstrap of Kim, Xu and Barber (2020).
+
+**Rows that belong to groups** (several rows of one person) are not exchangeable with the row of a
+new group, but groups are. Each of the K groups has the same weight:
+
+    1 / ((K + 1) n_k)   for a score of a group of n_k rows
+    1 / (K + 1)         for the new row
+
+and t is the smallest score for which the weights of the scores s ≤ t add up to at least `level`
+(Dunn, Wasserman and Ramdas, 2023; Lee, Barber and Willett, 2023). The level holds for one new row
+of a new group, on average over groups. With one row per group this is the rank k above. For
+jackknife+, m_{-i} is the mean of the runs that held out the whole group of row i.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Hashable
@@ -62,7 +74,8 @@ import torch
 from torch import Tensor
 
 from doxa import checks, store
-from doxa.data import as_tensor
+from doxa.data import as_tensor, as_tensors, rows_of
+from doxa.data.dependence import read_groups
 from doxa.driver.runs import Sweep
 from doxa.errors import DataError, MethodError, ShapeError, did_you_mean
 from doxa.evaluate.recalibrate import check_one_head, check_unseen, labelled, pair
@@ -73,6 +86,8 @@ from doxa.predictive import Predictive
 from doxa.predictive.blend import Blend
 from doxa.predictive.calibrated import ConformalInterval, ConformalSet, log_probs
 from doxa.predictive.form import Form
+
+log = logging.getLogger("doxa")
 
 
 def check_level(level: float) -> None:
@@ -92,15 +107,19 @@ def rows_needed(level: float) -> int:
 
 
 def threshold(
-    scores: Tensor, level: float, *, allow_infinite: bool = False, of: str = ""
-) -> Tensor:
+    scores: Tensor, level: float, *, allow_infinite: bool = False, of: str = "",
+    group: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """The rank(n, level)-th smallest of scores [n, ...] along the first axis: [...].
 
     Fewer than `rows_needed` scores raise, or give infinity where that is allowed; `of` describes in
-    the error what they are the scores of.
+    the error what they are the scores of. `group` [n] is the group of each score: every group then
+    has the same weight, and as many groups are needed.
     """
     if bool(torch.isnan(scores).any()):
         raise DataError(f"a calibration score{of} is not a number: predictions contain NaN")
+    if group is not None:
+        return _threshold_by_group(scores, level, allow_infinite, group)
     n = scores.shape[0]
     k = rank(n, level)
     if k <= n:
@@ -111,6 +130,26 @@ def threshold(
             f"{rows_needed(level)} are needed; with allow_infinite=True everything is inside"
         )
     return scores.new_full(scores.shape[1:], torch.inf)
+
+
+def _threshold_by_group(
+    scores: Tensor, level: float, allow_infinite: bool, group: Tensor
+) -> Tensor:
+    """The smallest score for which the weights of the scores up to it add up to the level."""
+    _, code, counts = group.unique(return_inverse=True, return_counts=True)
+    if rank(len(counts), level) > len(counts):
+        if allow_infinite:
+            return scores.new_full(scores.shape[1:], torch.inf)
+        raise DataError(
+            f"calibration rows of {len(counts)} groups cannot guarantee level {level:g} for new "
+            f"groups: at least {rows_needed(level)} groups are needed; with allow_infinite=True "
+            "everything is inside"
+        )
+    ordered, order = scores.sort(0)
+    each = (1.0 / counts.double())[code].to(scores.device)
+    needed = float(_exact(level) * (len(counts) + 1))
+    reached = each[order].cumsum(0) >= needed - 1e-9 * len(counts)  # sums of fractions are rounded
+    return ordered.gather(0, reached.to(torch.int8).argmax(0, keepdim=True))[0]
 
 
 def thresholds_by(
@@ -232,11 +271,12 @@ class Interval(ByGroup):
 
 
 def fit_interval(
-    p: Predictive, x: Any, y: Any, level: float, score: str, by: Any, allow_infinite: bool
-) -> Interval:
+    p: Predictive, x: Any, y: Any, level: float, score: str, by: Any, allow_infinite: bool,
+    group: Tensor | None = None,
+) -> Interval:  # fmt: skip
     scores = interval_scores(p, y, score, level)
     if by is None:
-        t = threshold(scores, level, allow_infinite=allow_infinite).unsqueeze(0)
+        t = threshold(scores, level, allow_infinite=allow_infinite, group=group).unsqueeze(0)
         return Interval(level, score, t)
     groups = Groups.of(by, x)
     index = groups.index(x, scores.device)
@@ -325,15 +365,20 @@ def fit_sets(
     *,
     randomized: bool,
     seed: int,
+    group: Tensor | None = None,
 ) -> Sets:
-    """`by` is None for one threshold, "class" for one per class, else a column or function."""
+    """`by` is None for one threshold, "class" for one per class, else a column or function; `group`
+    is the group of each row, if rows belong together."""
     check_one_label(p.form)
     rows = labelled(p, y)
     each = class_scores(score, rows.log_probs, randomized, seed)
     scores = each.gather(1, rows.y.unsqueeze(1)).squeeze(1)
     classes, groups = each.shape[1], None
     if by is None:
-        t = threshold(scores, level, allow_infinite=allow_infinite).expand(1, classes)
+        if group is not None and len(group) != len(scores):
+            raise DataError("groups need every calibration row labelled: drop the ignored ones")
+        t = threshold(scores, level, allow_infinite=allow_infinite, group=group)
+        t = t.expand(1, classes)
     elif isinstance(by, str):
         names = [f"class {c}" for c in range(classes)]
         t = thresholds_by(scores, rows.y, names, level, allow_infinite=allow_infinite)[None]
@@ -397,6 +442,7 @@ class JackknifePlus(PredictiveTransform):
     pattern: Tensor  # [n], the number of each row's pattern
     left_out: Tensor  # [patterns, R] of bool: the runs that did not see such rows
     allow_infinite: bool = False
+    group: Tensor | None = None  # [n], the number of each row's group, if rows belong together
 
     @property
     def guaranteed_level(self) -> float:
@@ -421,8 +467,11 @@ class JackknifePlus(PredictiveTransform):
         """[patterns, N, *event] to (low, high) [N, *event]."""
         centre = means[self.pattern.to(means.device)]  # [n, N, *event]
         spread = self.residuals.to(means).unsqueeze(1)
-        low = -threshold(spread - centre, self.level, allow_infinite=self.allow_infinite)
-        return low, threshold(centre + spread, self.level, allow_infinite=self.allow_infinite)
+        infinite = self.allow_infinite
+        low = -threshold(spread - centre, self.level, allow_infinite=infinite, group=self.group)
+        return low, threshold(
+            centre + spread, self.level, allow_infinite=infinite, group=self.group
+        )
 
 
 def leave_out_means(each: Tensor, left_out: Tensor) -> Tensor:
@@ -433,27 +482,29 @@ def leave_out_means(each: Tensor, left_out: Tensor) -> Tensor:
 
 
 def fit_jackknife(
-    sweep: Sweep, x: Any, y: Any, level: float, allow_infinite: bool
+    sweep: Sweep, x: Any, y: Any, level: float, allow_infinite: bool, group: Tensor | None
 ) -> TransformedPosterior:
     base = MixturePosterior(list(sweep), [1.0] * len(sweep))
     form = base.predict(x).form
     if not isinstance(form, Blend):
         raise MethodError("jackknife+ is for posteriors with one head")
     target = form.targets(y).double()
-    left_out, pattern = _patterns(sweep, len(target))
+    left_out, pattern = _patterns(sweep, len(target), group)
     each = torch.stack([part.mean.double() for part in form.parts])
     if not bool(torch.isfinite(each).all()):
         raise DataError("a run's predictions at its training rows are not finite")
     own = leave_out_means(each, left_out.to(each.device))
     rows = torch.arange(len(target), device=own.device)
     residuals = (target - own[pattern.to(own.device), rows]).abs()
-    threshold(residuals, level, allow_infinite=allow_infinite)  # enough rows, or an error now
-    transform = JackknifePlus(level, residuals, pattern, left_out, allow_infinite)
+    # enough rows, or an error now
+    threshold(residuals, level, allow_infinite=allow_infinite, group=group)
+    transform = JackknifePlus(level, residuals, pattern, left_out, allow_infinite, group)
     return TransformedPosterior(base, transform)
 
 
-def _patterns(sweep: Sweep, n: int) -> tuple[Tensor, Tensor]:
-    """(left_out [patterns, R], pattern [n]) from the rows that each run was fitted to."""
+def _patterns(sweep: Sweep, n: int, group: Tensor | None) -> tuple[Tensor, Tensor]:
+    """(left_out [patterns, R], pattern [n]) from the rows that each run was fitted to. A run that
+    was fitted to a row has seen all rows of its group."""
     unseen = torch.ones(n, len(sweep), dtype=torch.bool)
     for r, spec in enumerate(sweep.specs):
         if spec.rows is None:
@@ -465,13 +516,16 @@ def _patterns(sweep: Sweep, n: int) -> tuple[Tensor, Tensor]:
                 f"run {r} was fitted to row {int(numbers.max())}, but there are {n} rows: give "
                 "jackknife+ the data that the runs were fitted to"
             )
-        unseen[numbers, r] = False
+        seen = numbers if group is None else torch.isin(group, group[numbers])
+        unseen[seen, r] = False
     always = (~unseen.any(1)).nonzero().flatten()
     if len(always):
+        whose = "" if group is None else ", or other rows of their groups,"
         raise DataError(
-            f"{len(always)} of {n} rows (the first is row {int(always[0])}) were seen by every "
-            "run, so that nothing predicts them from outside; fit with "
+            f"{len(always)} of {n} rows (the first is row {int(always[0])}){whose} were seen by "
+            "every run, so that nothing predicts them from outside; fit with "
             "runs=Runs(rows=folds), where each row is held out at least once"
+            f"{', with all rows of its group' if group is not None else ''}"
         )
     left_out, pattern = unseen.unique(dim=0, return_inverse=True)
     return left_out, pattern
@@ -518,9 +572,11 @@ def conformal(
         both "mondrian", with coverage within every class or group; for sweeps "jackknife+".
     score : str, optional
         For "mondrian": which of the other kinds to apply per class or group.
-    groups : int, str or callable, optional
-        For "mondrian": a column of x, or a function from x to N labels. Without it, classes are
-        divided by label.
+    groups : array-like of shape [N], int or callable, optional
+        An array: the group of each row of `data`, if rows belong together, as in `doxa.fit`. The
+        level then holds for rows of new groups, and every group has the same weight. For
+        "mondrian", which has coverage within each group: a column of x, or a function from x to N
+        labels; without it, classes are divided by label.
     scaled : bool, default False
         Use "split" in units of the predictive standard deviation, so that intervals are wider where
         it is larger.
@@ -529,19 +585,39 @@ def conformal(
     seed : int, default 0
         Seed of these numbers.
     allow_infinite : bool, default False
-        If there are too few rows, return an infinite interval, or a class that is in every set,
-        instead of an error.
+        If there are too few rows, or groups, return an infinite interval, or a class that is in
+        every set, instead of an error.
 
     Returns
     -------
     TransformedPosterior
         `predict(x).interval()` and `.prediction_set()` have this `level` only; everything else is
         that of the base posterior.
+
+    Notes
+    -----
+    A posterior that was fitted with `time=` is refused: later rows are not exchangeable with the
+    calibration rows. If it was fitted with `groups=`, a warning is logged if groups are not given.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import doxa
+    >>> from doxa.evaluate import conformal
+    >>> x, person = torch.linspace(-1, 1, 120)[:, None], torch.arange(120) // 3
+    >>> fitted = doxa.fit(None, (x[:60], x[:60] ** 2), "gp")
+    >>> posterior = conformal(fitted, (x[60:], x[60:] ** 2), level=0.9, groups=person[60:])
+    >>> posterior.transform.guaranteed_level
+    0.9
     """
     check_level(level)
     x, y = pair(data)
+    _check_dependence(list(posterior) if isinstance(posterior, Sweep) else [posterior], groups)
+    group = None
+    if _is_array(groups) and kind != "mondrian":
+        group, groups = read_groups(groups, rows_of(as_tensors(x, "x"), "x")), None
     if isinstance(posterior, Sweep):
-        return _of_sweep(posterior, x, y, level, kind, allow_infinite)
+        return _of_sweep(posterior, x, y, level, kind, allow_infinite, group)
     likelihood = posterior.base_likelihood
     name, by = _choose(kind, score, groups, likelihood)
     if scaled and name != "split":
@@ -552,11 +628,37 @@ def conformal(
     p = posterior.predict(x)
     check_one_head(p)
     if name in CLASSES:
-        sets = fit_sets(p, x, y, level, name, by, allow_infinite, randomized=randomized, seed=seed)
+        sets = fit_sets(
+            p, x, y, level, name, by, allow_infinite, randomized=randomized, seed=seed, group=group
+        )
         return TransformedPosterior(posterior, sets)
     check_numbers(p)
     how = "scaled" if scaled else NUMBERS[name]
-    return TransformedPosterior(posterior, fit_interval(p, x, y, level, how, by, allow_infinite))
+    interval = fit_interval(p, x, y, level, how, by, allow_infinite, group)
+    return TransformedPosterior(posterior, interval)
+
+
+def _is_array(groups: Any) -> bool:
+    """Whether groups are given as one value per row."""
+    return groups is not None and not callable(groups) and not isinstance(groups, int | str)
+
+
+def _check_dependence(posteriors: list[Posterior], groups: Any) -> None:
+    """Refuse fits to rows in order of time; warn if groups are missing."""
+    for each in posteriors:
+        held_out = each.diagnostics.get("held_out", {})
+        if held_out.get("later_rows"):
+            raise MethodError(
+                "this posterior was fitted with time=, for later rows; conformal levels hold only "
+                "if new rows are exchangeable with the calibration rows, which later rows need not "
+                "be: fit without time= if they are"
+            )
+        if "groups" in held_out and groups is None:
+            log.warning(
+                "conformal: the fit had groups, but no groups of the calibration rows are given: "
+                "rows count as independent, and the level may not hold for new groups"
+            )
+            return
 
 
 def _choose(
@@ -600,8 +702,9 @@ def _known(kind: str, possible: dict[str, str], likelihood: Likelihood) -> str:
 
 
 def _of_sweep(
-    sweep: Sweep, x: Any, y: Any, level: float, kind: str | None, allow_infinite: bool
-) -> TransformedPosterior:
+    sweep: Sweep, x: Any, y: Any, level: float, kind: str | None, allow_infinite: bool,
+    group: Tensor | None,
+) -> TransformedPosterior:  # fmt: skip
     if kind not in (None, "jackknife+"):
         raise MethodError(f"a Sweep is for kind='jackknife+', not {kind!r}; give one run, sweep[r]")
     likelihood = sweep[0].base_likelihood
@@ -610,4 +713,4 @@ def _of_sweep(
             f"'jackknife+' is for numbers; this likelihood is {likelihood.name}: hold rows out and "
             "use 'lac' or 'aps' on one run"
         )
-    return fit_jackknife(sweep, x, y, level, allow_infinite)
+    return fit_jackknife(sweep, x, y, level, allow_infinite, group)

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from doxa.data import Batch, Source, batch_rows
-from doxa.data.rows import number_of_rows
 from doxa.linalg.layout import Params
 from doxa.method.run import AT_REST, Run
 from doxa.method.state import (
@@ -193,7 +192,7 @@ def noise_on_held_out(
         return
     weights = [run.rows.weight_of(rows) for rows in run.data.validation]
     held = list(zip(run.data.validation, weights, strict=True))
-    sizes = [number_of_rows(rows, w) for rows, w in held]
+    sizes = [run.rows.effective_rows(rows) for rows, _ in held]
     pooled = run.pooled_rows
     fewer = min(run.likelihood.degrees_of_freedom_correction, 0.5 * min(pooled or sizes))
     share = 1.0 if pooled is None else len(pooled) / run.size

@@ -306,7 +306,7 @@ class BayesianEstimator(BaseEstimator):
         self.progress = progress
         self.column_order = column_order
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> Self:
         """Fit to rows X and targets y.
 
         Parameters
@@ -318,6 +318,9 @@ class BayesianEstimator(BaseEstimator):
         sample_weight : array_like [N], optional
             One weight per row. A row of weight 2 counts as two rows, bit for bit, and a row of
             weight 0 is dropped: see `doxa.sklearn.estimator`.
+        groups : array_like [N], optional
+            The group of each row, as in `doxa.fit`: held-out rows are whole groups. Copies of a row
+            then stay rows, and a row of weight 2 counts in the sum of its group.
 
         Returns
         -------
@@ -332,12 +335,16 @@ class BayesianEstimator(BaseEstimator):
         likelihood.prepare_targets(
             targets, (self._outputs,)
         )  # an error names the row as it is here
-        X, targets, weight = counted(X, targets, weight)
+        if groups is None:
+            X, targets, weight = counted(X, targets, weight)
+        elif weight is not None and bool((weight == 1).all()):
+            weight = None
         self.posterior_ = fit(
             self._network(method), (X, targets), method, likelihood=likelihood, prior=self.prior,
             subset=self.subset, members=self.members, seed=self._seed(), init=self.init,
             validation=self.validation, patience=self.patience, standardize=self.standardize,
-            sample_weight=weight, device=self.device, dtype=_TYPES.get(self.dtype, self.dtype),
+            sample_weight=weight, groups=groups, device=self.device,
+            dtype=_TYPES.get(self.dtype, self.dtype),
             batch_size=self.batch_size, steps=self.steps, epochs=self.epochs, lr=self.lr,
             schedule=self.schedule, optimizer=self.optimizer, progress=self.progress,
         )  # fmt: skip

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from time import perf_counter
 from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 
 from doxa.app.commands.terminal import (
-    err,
+    exit_by_status,
     log_to_terminal,
     out,
     plan_of,
@@ -31,6 +31,7 @@ from doxa.app.commands.terminal import (
 )
 from doxa.app.fitting import ASKED, forget_checkpoint
 from doxa.app.options import (
+    AllowStatus,
     BatchSize,
     Calibrate,
     CalibrationShare,
@@ -43,6 +44,7 @@ from doxa.app.options import (
     Drop,
     Encoding,
     Epochs,
+    Group,
     Hidden,
     Index,
     Likelihood,
@@ -59,9 +61,12 @@ from doxa.app.options import (
     TaskColumn,
     TestFile,
     TestShare,
+    Time,
+    TimeInput,
     Validation,
     Verbose,
 )
+from doxa.describe import calibrated_likelihood
 from doxa.errors import MethodError, StoreError
 from doxa.store import write_text
 
@@ -166,9 +171,6 @@ def _shown(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-DIVERGED = 3  # the exit code of a fit that is saved and cannot be used
-
-
 def fit(
     context: typer.Context,
     data: DataFile,
@@ -183,6 +185,9 @@ def fit(
     index: Index = None,
     drop: Drop = None,
     task: TaskColumn = None,
+    group: Group = None,
+    time: Time = None,
+    time_input: TimeInput = False,
     categorical: Categorical = None,
     numeric: Numeric = None,
     missing: Missing = "error",
@@ -224,6 +229,7 @@ def fit(
             "interrupted fit. With --resume, a message is printed if there is nothing to resume.",
         ),
     ] = False,
+    allow_status: AllowStatus = False,
     verbose: Verbose = False,
 ) -> None:
     """Fit a network to a table and save the posterior.
@@ -231,12 +237,13 @@ def fit(
     If the fit is interrupted, run the same command again: it continues from the last checkpoint.
     A finished run is replaced only with --overwrite.
 
-    Exit codes: 0 saved (the printed status reports problems of the fit); 2 an error;
-    3 saved, but the fit diverged; 130 interrupted.
+    Exit codes: 0 saved, and the status is ok; 2 an error; 3 saved, but the fit diverged;
+    4 saved, but the status is not ok (--allow-status: 0); 130 interrupted.
     """
     from doxa import store
     from doxa.app import fitting, held_out, predictions, saved_runs, schema
     from doxa.app.calibration import Calibration, calibrated
+    from doxa.driver.validation import evaluate_rows
 
     log_to_terminal(verbose)
     chosen = fitting.make_method(method, settings or ())  # mistyped: before any reading
@@ -245,9 +252,13 @@ def fit(
     predictions.check_task_column(method, task, target, any(share is not None for share in shares))
     dropped = predictions.dropped_tasks(drop, task)
     table = table_of(
-        target, likelihood, index, dropped, categorical, numeric, missing, sep, decimal, encoding
-    )
+        target, likelihood, index, dropped, categorical, numeric, missing, sep, decimal, encoding,
+        group, time, time_input,
+    )  # fmt: skip
+    if task is not None and not (group is None and time is None):
+        raise MethodError("--group and --time do not apply to methods that learn from tasks")
     asked = Calibration(calibrate, conformal, conformal_kind)
+    asked.check_time(time)
     held_out.check_shares(test, split, asked, calibration_share)
     fitting.prepare_out(out_folder, overwrite)
     saved_runs.check_place(out_folder)
@@ -259,14 +270,16 @@ def fit(
     asked = asked.of(columns.likelihood)
     labels = None if columns.classes is None else columns.targets(frame)
     share = (held_out.SHARE if calibration_share is None else calibration_share) if asked else 0.0
-    parts = held_out.divide(len(frame), split or 0.0, share, seed, labels)
+    together = held_out.Together.of(frame, columns)
+    parts = held_out.divide(len(frame), split or 0.0, share, seed, labels, together)
     asked.check_rows(len(parts.calibration), "hold out more with --calibration-share")
     columns = held_out.schema_of(frame, columns, parts, table)
     tested = None if test is None else held_out.read_test(test, data, columns, table.dialect)
     say_schema(columns, len(frame))
     for message in (
+        together.words(columns),
         parts.words,
-        fitting.say_held_out(plan, chosen, len(parts.train)),
+        fitting.say_held_out(plan, chosen, len(parts.train), together),
         fitting.say_cost(plan, chosen, columns, len(parts.train)),
     ):
         if message:
@@ -278,6 +291,13 @@ def fit(
         out.print(f"{len(set(tasks))} tasks, by {escape(repr(task))}", highlight=False)
     for note in notes if not parts.whole else ():
         out.print(escape(note), highlight=False, soft_wrap=True)
+    leaks: list[dict[str, Any]] = []
+    if tasks is None:
+        rows = parts.train
+        leaks = held_out.leaking_columns(frame.iloc[rows], columns, x[rows], y[rows], seed)
+    for leak in leaks:
+        message = f"[bold yellow]warning:[/] {escape(held_out.leak_words(leak))}"
+        out.print(message, highlight=False, soft_wrap=True)
     remembered = {"split": split, "calibrate": calibrate,
                   "test": None if test is None else test.name,
                   "conformal": conformal, "conformal_kind": conformal_kind,
@@ -285,26 +305,32 @@ def fit(
     origin = fitting.provenance(data, len(frame), plan, table.facts() | remembered)
     facts = fit_facts(target, method, settings or (), origin)
     out.print(resume_message(claim_checkpoint(checkpoint, facts, overwrite), resume), end="")
-    start = time.perf_counter()
+    start = perf_counter()
     with remove_if_unstarted(checkpoint):
         posterior = fitting.fit_arrays(
             columns, x[parts.train], y[parts.train], method, settings or (), plan, checkpoint,
-            checkpoint_every, tasks,
+            checkpoint_every, tasks, together.some(parts.train),
         )  # fmt: skip
     posterior.metadata.update(origin | predictions.remembered_tasks(task))
     digest = origin["source"]["sha256"]
     posterior.metadata.update(parts.remembered(digest))
-    status = posterior.status
-    out.print(f"{method}: {status_of(posterior)}, {time.perf_counter() - start:.1f} s")
+    if leaks:
+        posterior.metadata["leakage"] = leaks
+    seconds = perf_counter() - start
     if stages := fitting.stages_message(posterior):
         out.print(stages, highlight=False, soft_wrap=True)
     if held := fitting.held_out_message(posterior):
         out.print(held, highlight=False, soft_wrap=True)
     if left := posterior.diagnostics.get("held_out_calibration"):
-        out.print(f"likelihood: {left['likelihood']}, chosen by {left['rows']:,} held-out rows")
+        chosen = calibrated_likelihood(left, columns.input_names)
+        out.print(
+            f"likelihood: {chosen}, chosen by {left['rows']:,} held-out rows",
+            highlight=False, soft_wrap=True,
+        )  # fmt: skip
     if asked:
         rows = parts.calibration
-        posterior, messages = calibrated(posterior, x[rows], y[rows], asked, seed)
+        groups = together.some(rows).groups
+        posterior, messages = calibrated(posterior, x[rows], y[rows], asked, seed, groups)
         for line in messages:
             out.print(line, highlight=False, soft_wrap=True)
         saved_runs.record_calibration(posterior, asked, data.name, digest, len(rows), seed)
@@ -314,6 +340,9 @@ def fit(
         scores = held_out.score(posterior, columns, tested, y[parts.train])
         posterior.metadata["held_out_scores"] = scores
         out.print(score_table(scores))
+        name = f"rows of --test {tested.file}" if split is None else "rows of --split"
+        evaluate_rows(posterior, tested.x, tested.y, name, y[parts.train])
+    out.print(f"{method}: {status_of(posterior)}, {seconds:.1f} s", highlight=False, soft_wrap=True)
     posterior.save(str(out_folder))
     fitting.forget_checkpoint(checkpoint)
     with_context = "" if task is None else " --context KNOWN.csv"
@@ -322,6 +351,4 @@ def fit(
         f"NEW.csv{with_context}",
         soft_wrap=True,
     )
-    if status == "diverged":
-        err.print("the fit diverged: do not use its predictions", highlight=False)
-        raise typer.Exit(DIVERGED)
+    exit_by_status(posterior, allow_status)

@@ -20,9 +20,11 @@ from doxa.app.report.text import (
     describe_network,
     describe_prior,
     duration,
+    percent,
     settings,
     short,
 )
+from doxa.describe import calibrated_likelihood
 
 MOST_COLUMNS = 60
 MOST_NOTES = 20
@@ -35,8 +37,19 @@ RANDOM = {
 
 
 def fitted_section(subject: Subject) -> Content:
-    shown = [part(subject) for part in (_method, _model, _data, _run)]
-    return [html.cards(*shown), _columns(subject)]
+    shown = [part(subject) for part in (_method, _model, _data, _run, _certificate)]
+    return [html.cards(*shown), *_leaks(subject), _columns(subject)]
+
+
+def _leaks(subject: Subject) -> list[Content]:
+    """The columns by which rows belong together, as `doxa fit` found."""
+    found = subject.posterior.metadata.get("leakage", ())
+    if not found:
+        return []
+    from doxa.app.held_out import leak_words  # imported here: most runs have no such column
+
+    lines = [f"{leak_words(leak)}." for leak in found]
+    return [html.paragraph(subject.names.show(line[0].upper() + line[1:], 600)) for line in lines]
 
 
 def _method(subject: Subject) -> Content:
@@ -57,9 +70,34 @@ def _method(subject: Subject) -> Content:
     return html.card("Method", pairs + chosen)
 
 
+def _certificate(subject: Subject) -> Content:
+    """What was evaluated when the run was saved, which `doxa watch` compares new rows with."""
+    found = subject.posterior.certificate
+
+    def interval(estimate: Any, show: Any) -> str | None:
+        if estimate is None:
+            return None
+        value, low, high = map(show, estimate)
+        return f"{value} ({low} to {high})"
+
+    pairs: list[tuple[str, Content]] = [
+        ("evaluated by", found.evaluated_by),
+        ("rows", f"{found.rows:,}" if found.rows else None),
+        (f"coverage at {percent(found.level)}", interval(found.coverage, percent)),
+        ("log likelihood per row", interval(found.log_prob, short)),
+        ("gain over a constant", interval(found.gain, short)),
+        ("5 % quantile of the scores", None if found.low_score is None else short(found.low_score)),
+        ("share of rows below it", interval(found.low_share, percent)),
+        ("assumed", f"{found.assumed} rows"),
+        ("data", found.data[:16] or None),
+        ("doxa, date", f"{found.version}, {found.date}"),
+    ]
+    return html.card("Certificate", pairs)
+
+
 def _model(subject: Subject) -> Content:
     posterior, model = subject.posterior, subject.posterior.model
-    pairs: list[tuple[str, Content]] = [("likelihood", _likelihood(posterior))]
+    pairs: list[tuple[str, Content]] = [("likelihood", _likelihood(subject))]
     if model is None:
         pairs += [("network", "none: the method does not use one")]
     else:
@@ -78,8 +116,13 @@ def _model(subject: Subject) -> Content:
     return html.card("Model", pairs)
 
 
-def _likelihood(posterior: Any) -> str:
+def _likelihood(subject: Subject) -> str:
+    posterior, schema = subject.posterior, subject.schema
     text = describe(posterior.base_likelihood)
+    left = posterior.diagnostics.get("held_out_calibration", {})
+    if "noise_columns" in left:
+        names = schema.input_names if schema else posterior.columns
+        text = calibrated_likelihood({**left, "likelihood": text}, names)
     if rows := _chosen_by(posterior):
         return f"{text}, chosen by {rows:,} held-out rows"
     return f"{text}, noise learned" if posterior.base_likelihood.learns_noise else text
@@ -373,6 +416,9 @@ def command(subject: Subject) -> str | None:
     for option in ("drop", "categorical", "numeric"):
         for name in asked.get(option, ()):
             args += [f"--{option}", name]
+    for option in ("group", "time"):
+        args += [f"--{option}", asked[option]] if asked.get(option) else []
+    args += ["--time-input"] if asked.get("time_input") else []
     args += ["--missing", schema.missing] if schema.missing != "error" else []
     for option in ("sep", "decimal", "encoding"):
         args += [f"--{option}", asked[option]] if asked.get(option) else []
@@ -411,6 +457,8 @@ def snippet(subject: Subject) -> str:
     if not plan.get("validation"):  # on the command line 0 means none
         plan.pop("validation", None)
     options += [f"{name}={value!r}" for name, value in plan.items()]
+    if schema is not None and _together(schema):
+        options.append("**together.options()")
     if "members" not in asked and posterior.members > 1 and posterior.kind != "mixture":
         options.append(f"members={posterior.members}")
     lines += [
@@ -437,6 +485,8 @@ def _reading(subject: Subject, asked: dict[str, Any]) -> list[str]:
     options = [] if schema.assumed else [f"likelihood={schema.likelihood!r}"]
     lists = ("drop", "categorical", "numeric")
     options += [f"{o}={tuple(asked[o])!r}" for o in lists if asked.get(o)]
+    ones = ("group", "time", "time_input")
+    options += [f"{o}={asked[o]!r}" for o in ones if asked.get(o)]
     options += [f"index={schema.index!r}"] if schema.index else []
     options += [f"missing={schema.missing!r}"] if schema.missing != "error" else []
     given = {o: asked[o] for o in ("sep", "decimal", "encoding") if asked.get(o)}
@@ -448,7 +498,18 @@ def _reading(subject: Subject, asked: dict[str, Any]) -> list[str]:
         f"asked = schema.TableSpec({', '.join([repr(schema.target), *options])})",
         f"frame, columns = schema.read_dataset(Path({file!r}), asked)",
         "x, y = columns.features(frame)[0], columns.targets(frame)",
+        *_together(schema),
     ]  # fmt: skip
+
+
+def _together(schema: Any) -> list[str]:
+    """Python that reads the groups and times of the rows."""
+    if schema.group is None and schema.time is None:
+        return []
+    return [
+        "from doxa.app.held_out import Together",
+        "together = Together.of(frame, columns)  # the groups and times of the rows",
+    ]
 
 
 def _net(posterior: Any) -> str:

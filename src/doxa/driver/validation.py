@@ -216,7 +216,7 @@ def evaluate_held_out(
     if "coverage" in found:
         means["coverage"] = min(1.0, max(0.0, means["coverage"]))
         errors["coverage_error"] = found["coverage"].with_two_rows.new_error
-    by = "one part" if len(splits) == 1 else "cross-fitting" if alone else "members"
+    by = "one part" if len(splits) == 1 else "cross-fitting" if alone else "parts of the members"
     record.diagnostics["held_out"] = {
         "rows": rows, **means, **errors, "by": by,
         "corrected_for": choices.numbers if optimistic else 0,

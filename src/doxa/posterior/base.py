@@ -117,7 +117,7 @@ class HeldOut(TypedDict, total=False):
     log_prob_error: float  # the standard errors, of the rows that were held out
     gain_error: float
     coverage_error: float
-    by: str  # "members" (each scored on its own part), "cross-fitting" or "one part" for all
+    by: str  # "parts of the members", "cross-fitting" or "one part", which all members hold out
     corrected_for: int  # how many numbers the same rows have chosen: step, noise, calibration
     cross_fit_parts: int  # the number of networks that gave the scores, if the fit was cross-fitted
     groups: int  # the number of groups of these rows, if rows belong to groups

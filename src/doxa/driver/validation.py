@@ -85,7 +85,7 @@ _Z = 1.6448536269514722  # the normal quantile of 1 − α/2 at LEVEL = 1 − α
 _PER_NAT = 2 * _Z * math.exp(-0.5 * _Z**2) / math.sqrt(2 * math.pi)
 _TINY = 1e-12  # lower limit of a probability
 _EVALUATED_BY = {
-    "one part": "held-out rows", "members": "held-out parts of each member",
+    "one part": "held-out rows", "parts of the members": "held-out parts of each member",
     "cross-fitting": "cross-fitted parts",
 }  # fmt: skip
 _FROM_EACH = 50  # functions drawn from each Gaussian over functions

@@ -18,6 +18,7 @@ from doxa.fit import Checkpoint, Compute, Training, fit
 from doxa.likelihoods import (
     Bernoulli,
     Categorical,
+    Counts,
     Gaussian,
     HeteroscedasticGaussian,
     NegativeBinomial,
@@ -66,7 +67,7 @@ if TYPE_CHECKING:  # what type checkers know in full; a method that is not here 
 __version__ = "0.1.0"
 
 __all__ = [
-    "Bernoulli", "Categorical", "Checkpoint", "Compute", "Draws", "Engine", "FanInNormal",
+    "Bernoulli", "Categorical", "Checkpoint", "Compute", "Counts", "Draws", "Engine", "FanInNormal",
     "FlowPrior", "GPPrior", "Gaussian", "HeteroscedasticGaussian", "Hierarchical", "HierarchicalGP",
     "ImplicitPrior", "LaplacePrior", "Method", "MixturePosterior", "Model", "NegativeBinomial",
     "Normal", "Poisson", "Posterior", "Predictive", "Runs", "ScaleMixture", "StudentT",

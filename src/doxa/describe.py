@@ -71,15 +71,26 @@ def posterior(p: Any) -> Words:
     if held := p.diagnostics.get("held_out"):
         facts.append(("held out", held_out(held)))
     if left := p.diagnostics.get("held_out_calibration"):
-        facts.append(
-            ("likelihood", f"{left['likelihood']}, by {plural(left['rows'], 'held-out row')}")
-        )
+        chosen = calibrated_likelihood(left, p.columns)
+        facts.append(("likelihood", f"{chosen}, by {plural(left['rows'], 'held-out row')}"))
     has = [
         f"{name} {number(value)}{_error(p, name)}"
         for name in ("log_evidence", "elbo") if (value := getattr(p, name)) is not None
     ]  # fmt: skip
     facts += [("has", ", ".join(has))] if has else []
     return Words(_title(p), state(p.status), facts)
+
+
+def calibrated_likelihood(found: Any, columns: Sequence[str] | None = None) -> str:
+    """What held-out calibration has found. `columns`: the names of the columns of x."""
+    text: str = found["likelihood"]
+    if "noise_columns" in found:
+        each = [
+            "the prediction" if k < 0 else columns[k] if columns else f"column {k} of x"
+            for k in found["noise_columns"]
+        ]
+        text += f", whose noise depends on {', '.join(each)}"
+    return text
 
 
 def _error(p: Any, name: str) -> str:

@@ -49,6 +49,7 @@ from doxa.driver.setup import (
     group_counts,
     member_ids,
     prepare_data,
+    reference_inputs,
     run_sizes,
     select_engine,
     stack,
@@ -594,7 +595,8 @@ def fit(
             posterior.record.status = Status("not-evaluated", unevaluated)
     columns = given.names[0].columns
     used = fitted_rows(given, specs, validation)
-    for posterior, rows in zip(posteriors, used, strict=True):
+    for posterior, rows, spec in zip(posteriors, used, specs, strict=True):
+        posterior.input_reference = reference_inputs(given, spec)
         posterior.columns = None if columns is None else list(columns)
         posterior.scalar_targets = noise_model.scalar_targets(given.y, run.output)
         posterior.fitted_rows = rows

@@ -28,7 +28,7 @@ from typing import Any
 
 from doxa import store
 from doxa.errors import MethodError, MissingExtra, did_you_mean
-from doxa.likelihoods import LIKELIHOODS, Heads, Likelihood
+from doxa.likelihoods import LIKELIHOODS, Heads, Likelihood, NoiseScale
 from doxa.priors import PRIORS
 
 
@@ -585,5 +585,6 @@ for _name, _target in TRANSFORMS.items():
 _likelihoods: list[type[Likelihood]] = [*LIKELIHOODS.values(), Heads]
 for _likelihood in _likelihoods:
     store.register(f"likelihood.{_likelihood.name}")(_likelihood)
+store.register("noise-scale")(NoiseScale)
 for _prior in PRIORS.values():
     store.register(f"prior.{_prior.name}")(_prior)

@@ -225,7 +225,8 @@ def test_a_constant_is_scored_as_the_run_is() -> None:
 def test_a_file_of_test_rows(folder, tmp_path) -> None:
     said = shell("fit", folder / "kinds.csv", "-t", "kind", "-m", "map", "--steps", 30,
                  "--hidden", 8, "--validation", 0, "--test", folder / "new-kinds.csv",
-                 "-o", tmp_path / "run")  # fmt: skip
+                 "-o", tmp_path / "run", code=4)  # fmt: skip
+    assert "map: underconfident (the 400 rows of --test new-kinds.csv would be predicted" in said
     assert "400 held-out rows of new-kinds.csv" in said
     assert all(word in said for word in ("accuracy", "ECE", "Brier"))
     posterior = doxa.load(tmp_path / "run")
@@ -254,7 +255,7 @@ def test_the_best_of_a_comparison_is_kept_as_a_run(folder, tmp_path) -> None:
 def test_a_sampler_says_its_cost_before_it_starts(folder, tmp_path) -> None:
     said = shell("fit", folder / "train.csv", "-t", "y", "-m", "nuts", "--hidden", 2,
                  "--set", "draws=2", "--set", "burn_in=1", "--set", "max_depth=3",
-                 "-o", tmp_path / "r")  # fmt: skip
+                 "--allow-status", "-o", tmp_path / "r")  # fmt: skip
     bound = "nuts: 3 to 21 gradients of 4 chains on all 200 rows"
     assert bound in said
     assert said.index(bound) < said.index("nuts: 3 steps") < said.index("nuts: done at step 3")

@@ -514,6 +514,32 @@ def test_what_cannot_be_used_is_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_rare_class_has_a_section_with_a_threshold(tmp_path: Path) -> None:
+    """The numbers of `doxa.evaluate`, under the class's own name; without a rare class there is no
+    such section."""
+    source = torch.Generator().manual_seed(4)
+    x = torch.randn(400, 2, generator=source)
+    y = (x[:, 0] + 0.5 * torch.randn(400, generator=source) > 1.8).long()
+    net = library.nets.mlp(2, 2, (8,))
+    posterior = library.fit(net, (x, y), "map", likelihood="categorical", steps=200)
+    report.write(posterior, tmp_path / "a.html", (x, y), classes=["fine", "<faulty>"])
+    text = next(
+        n for n in page(tmp_path / "a.html").all("section") if n.attributes["id"] == "rare-class"
+    ).text
+    p, share = posterior.predict(x), float(y.double().mean())
+    assert 0.01 < share < 0.1
+    found = library.evaluate.threshold(p, y, 1.0, (1 - share) / share)
+    rare = library.evaluate.rare_class(p, y)
+    assert "The class <faulty> is rare" in text and f"observed are {int(y.sum())}" in text
+    assert f"{100 * share:.1f} %" in text and f"{rare.expected:.1f} ±" in text
+    assert found.probability == pytest.approx(share, abs=1e-9)
+    assert f"{int(found.confusion[1, 1])}" in text and f"{int(found.confusion[0, 1])}" in text
+    even = (x[:, 0] > 0).long()
+    posterior = library.fit(net, (x, even), "map", likelihood="categorical", steps=20)
+    report.write(posterior, tmp_path / "b.html", (x, even))
+    assert "rare-class" not in (tmp_path / "b.html").read_text()
+
+
 def test_settings_may_be_numbers_of_numpy(tmp_path: Path) -> None:
     """They are shown as numbers, and the Python lines need no numpy."""
     x = torch.linspace(-1, 1, 30)[:, None]

@@ -137,7 +137,7 @@ def test_steps_are_those_of_optimisation_and_all_stages_are_printed(rows, tmp_pa
     said = doxa(*words, "-m", "deep-ensemble", "-o", tmp_path / "one")
     assert "--steps 30: 30 steps of optimisation" in said and "noise 100" in said
     settings = ["--set", "burn_in=20", "--set", "draws=5", "--set", "thin=2"]
-    said = doxa(*words, "-m", "sgld", *settings, "-o", tmp_path / "two")
+    said = doxa(*words, "-m", "sgld", *settings, "-o", tmp_path / "two", "--allow-status")
     assert "steps per stage: burn-in 20, sample 10" in said
     assert "steps of optimisation" not in doxa(
         *words[:-2], "-m", "linear", "-o", tmp_path / "three"

@@ -274,3 +274,101 @@ def test_functions_are_drawn_as_wide_as_they_are(monkeypatch: pytest.MonkeyPatch
     assert ratio == pytest.approx(1.0, abs=5 / 1500**0.5)
     error = own.sqrt() / 50**0.5
     assert ((seen[0][..., 0].mean(0) - p.mean.reshape(60)).abs() < 5 * error).all()
+
+
+def uneven() -> Data:
+    """y = x₀ plus normal errors of 0.3 exp(0.8 x₁)."""
+    x = 3.0 * torch.rand(N, 2, generator=generator(5)) - 1.5
+    noise = 0.3 * (0.8 * x[:, 1]).exp()
+    return x, 10.0 + 4.0 * (x[:, 0] + noise * torch.randn(N, generator=generator(6)))
+
+
+def two_inputs(method: Any = "deep-ensemble", **options: Any) -> Any:
+    """Networks that have learned x₀, up to the standardisation of y."""
+    net = torch.nn.Linear(2, 1)
+    options = {"steps": 300, "progress": False, "lr": 0.02, "standardize": True} | options
+    return doxa.fit(net, options.pop("data", None) or uneven(), method, **options)
+
+
+def test_noise_that_varies_with_an_input_is_used_said_and_saved(tmp_path: Path) -> None:
+    """The noise is that of the errors, 1.2 exp(0.8 x₁), to two fifths by 300 rows; intervals,
+    moments and the score are those of one distribution, and survive saving."""
+    posterior, x, y = two_inputs("map", validation=0.5), *uneven()
+    calibrated = posterior.diagnostics["held_out_calibration"]
+    assert calibrated["noise_columns"] == [1] and calibrated["noise_p_value"] <= 0.01
+    assert "gaussian, whose noise depends on column 1 of x, by 300 held-out rows" in repr(posterior)
+    at = torch.tensor([[0.0, -1.0], [0.0, 0.0], [0.0, 1.0]])
+    p = posterior.predict(at)
+    torch.testing.assert_close(
+        p.aleatoric.sqrt().reshape(3), 1.2 * (0.8 * at[:, 1]).exp(), rtol=0.4, atol=0.0
+    )
+    low, high = p.interval(0.95)
+    torch.testing.assert_close(
+        ((high - low) / (2 * 1.96 * p.std)).reshape(3), torch.ones(3), rtol=1e-3, atol=0.0
+    )
+    torch.testing.assert_close(p.cdf(p.quantile(0.8)), torch.full_like(low, 0.8))
+    streamed = posterior.predict(at, keep="moments")
+    torch.testing.assert_close(streamed.std, p.std, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(streamed.mean, p.mean)
+    drawn = p.sample(4000).double()
+    torch.testing.assert_close(drawn.std(0).float(), p.std, rtol=0.06, atol=0.0)
+    constant = two_inputs("map", validation=0.5, likelihood="gaussian")
+    gain = posterior.predict(x).log_prob(y).mean() - constant.predict(x).log_prob(y).mean()
+    assert gain > 0.15
+    posterior.save(tmp_path / "run")
+    loaded = doxa.load(tmp_path / "run", torch.nn.Linear(2, 1))
+    assert loaded.noise_scale == posterior.noise_scale and repr(loaded) == repr(posterior)
+    assert torch.equal(loaded.predict(x).log_prob(y), posterior.predict(x).log_prob(y))
+
+
+def test_a_closed_form_stays_one_under_noise_that_varies() -> None:
+    """Laplace's Gaussians over functions add up with the noise of each row."""
+    x, y = uneven()
+    posterior = two_inputs(doxa.Laplace(tune=None), validation=0.3)
+    assert posterior.noise_scale is not None
+    assert posterior.diagnostics["held_out_calibration"]["noise_columns"] == [1]
+    p = posterior.predict(x)
+    assert not p.has_samples and (p.epistemic > 0).all()
+    torch.testing.assert_close(p.variance, p.aleatoric + p.epistemic)
+    z = (y - p.mean) / p.std
+    normal = -0.5 * z.square() - p.std.log() - 0.5 * float(np.log(2 * np.pi))
+    torch.testing.assert_close(p.log_prob(y), normal.to(y), rtol=1e-4, atol=1e-4)
+
+
+def test_constant_noise_stays_constant() -> None:
+    """Also where the likelihood is given, or nothing is held out. (This seed is no false alarm.)"""
+    x, y = uneven()
+    plain = 10.0 + 4.0 * (x[:, 0] + 0.3 * torch.randn(N, generator=generator(6)))
+    assert two_inputs(data=(x, plain)).noise_scale is None
+    assert two_inputs(likelihood="gaussian").noise_scale is None
+    assert two_inputs(validation=None).noise_scale is None
+    few = doxa.fit(torch.nn.Linear(2, 1), (x[:250], y[:250]), "map", steps=50, progress=False)
+    assert few.noise_scale is None  # 25 held-out rows
+    assert two_inputs("map", data=(x[:45], y[:45])).noise_scale is not None  # cross-fitted
+
+
+@pytest.mark.parametrize("method", ["deep-ensemble", "laplace", "mc-dropout"])
+def test_counts_are_poisson_or_negative_binomial(tmp_path: Path, method: str) -> None:
+    """Poisson counts, and counts with a gamma distributed factor of mean 1 and variance 1."""
+    x = torch.rand(N, 1, generator=generator(7)) * 2
+    factor = torch._standard_gamma(torch.ones(N), generator=generator(8))
+    options: dict[str, Any] = {"steps": 300, "progress": False, "likelihood": "counts"}
+    for more, name in ((torch.ones(N), "poisson"), (factor, "negative-binomial")):
+        y = torch.poisson((0.5 + x[:, 0]).exp() * more, generator=generator(9))
+        posterior = doxa.fit(doxa.nets.mlp(1, 1, (8,)), (x, y), method, **options)
+        assert posterior.base_likelihood.name == name and posterior.status == "ok"
+        assert posterior.fitted_likelihood == doxa.Counts()
+        assert name.replace("-", " ") in repr(posterior)
+        p = posterior.predict(x)
+        low, high = p.interval(0.9)
+        inside = (y >= low.reshape(N)) & (y <= high.reshape(N))
+        assert 0.87 < inside.double().mean() < 0.99
+        streamed = posterior.predict(x, keep="moments")
+        torch.testing.assert_close(streamed.variance, p.variance, rtol=1e-4, atol=1e-4)
+        posterior.save(tmp_path / name)
+        loaded = doxa.load(tmp_path / name)
+        assert torch.equal(loaded.predict(x).log_prob(y), p.log_prob(y))
+    kept = doxa.fit(
+        doxa.nets.mlp(1, 1, (8,)), (x, y), "map", **{**options, "likelihood": "poisson"}
+    )
+    assert kept.base_likelihood == doxa.Poisson()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,9 @@ import torch
 from torch import Tensor, nn
 
 import doxa
+from doxa.diagnose import diagnose as doctor
 from doxa.driver import finish
+from doxa.driver.validation import evaluate_rows
 from doxa.posterior import Status
 
 N = 300
@@ -221,3 +224,90 @@ def test_a_rise_of_the_loss_is_not_that_of_the_state_that_was_kept() -> None:
         result: Any = SimpleNamespace(diverged={}, kept=None, stopped="")
         finish._check_divergence(*given, result, slice(0, 1))
         assert record.status == said
+
+
+def given(std: float, n: int = 400, seed: int = 0) -> tuple[Any, Any, Any]:
+    """A posterior that knows the mean 2x and assumes noise of this scale, with rows of noise 1."""
+    x = torch.randn(n, 1, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    y = 2 * x + torch.randn(n, 1, generator=torch.Generator().manual_seed(seed + 1)).double()
+    known = torch.linspace(-3, 3, 200, dtype=torch.float64)[:, None]
+    posterior = doxa.fit(
+        None, (known, 2 * known), doxa.BayesianLinear(), likelihood=doxa.Gaussian(noise=std)
+    )
+    return posterior, x, y
+
+
+@pytest.mark.parametrize(
+    ("std", "status"), [(1.0, "ok"), (0.5, "overconfident"), (0.05, "worse-than-constant")]
+)
+def test_new_rows_change_the_status_of_a_posterior(std: float, status: str, tmp_path: Path) -> None:
+    """The coverage of 90 % intervals is 2Φ(1.645 s) − 1: .59 for s = 1/2. The density of new rows
+    is below that of a constant by far for s = 1/20. For s = 1 a coverage below .82 has a
+    probability below 1e-6."""
+    posterior, x, y = given(std)
+    assert posterior.status == "ok"
+    assert evaluate_rows(posterior, x, y, "rows of --test new.csv", y) == status
+    assert posterior.status == status
+    if status != "ok":
+        assert "400 rows of --test new.csv" in posterior.status.reason
+    posterior.save(tmp_path / "run")
+    loaded = doxa.load(tmp_path / "run")
+    assert (loaded.status, loaded.status.reason) == (status, posterior.status.reason)
+
+
+def test_few_new_rows_and_other_statuses_change_nothing() -> None:
+    posterior, x, y = given(0.05)
+    assert evaluate_rows(posterior, x[:11], y[:11], seen=y) == "ok"
+    posterior.record.status = Status("not-evaluated", "no rows")
+    assert evaluate_rows(posterior, x[:12], y[:12], seen=y) == "worse-than-constant"
+    posterior.record.status = Status("diverged", "why")
+    assert evaluate_rows(posterior, x, y, seen=y) == "diverged"
+    good, x, y = given(1.0)
+    good.record.status = Status("not-evaluated", "no rows")
+    assert evaluate_rows(good, x, y, seen=y) == "ok"
+
+
+def test_a_recalibrated_posterior_is_evaluated_as_it_predicts() -> None:
+    """The status of the posterior before the recalibration stays."""
+    posterior, x, y = given(0.5, 800)
+    assert evaluate_rows(posterior, x, y) == "overconfident"
+    better = doxa.evaluate.recalibrate(posterior, (x[:400], y[:400]), "quantile")
+    assert evaluate_rows(better, x[400:], y[400:]) == "ok"
+    assert posterior.status == "overconfident"
+    wide = doxa.evaluate.conformal(posterior, (x[:400], y[:400]), 0.8)
+    assert evaluate_rows(wide, x[400:], y[400:]) == "ok"  # at its own level
+
+
+def test_the_diagnosis_and_the_status_agree() -> None:
+    posterior, x, y = given(0.5)
+    found = doctor(posterior, (x, y), (x + 0, y))
+    assert posterior.status == "overconfident"
+    assert found["status"].alarms and "400 test rows" in found["status"].words
+    assert not found.ok
+
+
+@pytest.mark.parametrize("likelihood", ["categorical", "bernoulli", "poisson"])
+def test_new_rows_of_classes_and_counts(likelihood: str) -> None:
+    """Logits ten times too large for two classes; counts have a constant to compare with."""
+    source = torch.Generator().manual_seed(3)
+    n, scale = 600, {"poisson": 1.0}.get(likelihood, 10.0)
+    x = torch.randn(n, 1, generator=source)
+    if likelihood == "poisson":
+        y = torch.poisson(x[:, 0].exp(), generator=source)
+        f = x
+    else:
+        y = (torch.rand(n, generator=source) < x[:, 0].sigmoid()).long()
+        f = torch.cat([torch.zeros(n, 1), x], 1) if likelihood == "categorical" else x
+    net = torch.nn.Linear(1, f.shape[1])
+    with torch.no_grad():
+        net.bias.zero_()
+        net.weight[:] = 0.0
+        net.weight[-1] = scale
+    posterior = doxa.fit(
+        net, (x, y), "map", likelihood=likelihood, init="given", steps=1, lr=1e-12, validation=None
+    )
+    expected = "ok" if likelihood == "poisson" else "worse-than-constant"
+    assert evaluate_rows(posterior, x, y, seen=y) == expected
+    if likelihood != "poisson":
+        posterior.record.status = Status()
+        assert evaluate_rows(posterior, x, y) == "overconfident"

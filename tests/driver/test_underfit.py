@@ -67,7 +67,7 @@ def test_training_rows_are_used_where_one_part_is_held_out() -> None:
 
 def test_large_tables_are_sampled() -> None:
     found = fitted(plane(3000), validation=0.5, members=2).diagnostics["yardsticks"]
-    assert found["trained"] == 600 and found["rows"] == 300
+    assert found["trained"] == 500 and found["rows"] == 250
 
 
 @pytest.mark.parametrize("likelihood", ["bernoulli", "poisson"])

@@ -16,6 +16,7 @@ from torch import Tensor
 from doxa.errors import DataError, ShapeError, Unavailable
 from doxa.evaluate import table
 from doxa.evaluate.calibration import ece
+from doxa.evaluate.imbalance import average_precision, roc_auc
 from doxa.evaluate.scores import (
     accuracy,
     brier,
@@ -80,6 +81,13 @@ def declared(p: Predictive, y: Any) -> dict[str, float]:
     return found
 
 
+def ranked(p: Predictive, y: Tensor) -> dict[str, float]:
+    """The scores by ranks, which one label per row has."""
+    if not p.classifies or p.targets(y).numel() > len(y):
+        return {}
+    return {"roc_auc": roc_auc(p, y), "average_precision": average_precision(p, y)}
+
+
 def test_the_table_declares_what_the_functions_give() -> None:
     f, likelihood, y = case("gaussian")
     p = Predictive(f, likelihood)
@@ -137,7 +145,7 @@ def test_metrics_are_the_single_functions(name: str, dtype: torch.dtype) -> None
             "width": width(p, 0.8),
         }
     assert list(expected) == (CLASSES if likelihood.classifies else NUMBERS)
-    expected |= declared(p, y)
+    expected |= ranked(p, y) | declared(p, y)
     assert list(found) == list(expected)
     assert found == pytest.approx(expected, rel=1e-12)
     assert all(type(value) is float for value in found.values())
@@ -191,7 +199,7 @@ def test_several_heads() -> None:
     y = (randn(6, 1, seed=1), torch.arange(6) % 4)
     found = metrics(p, y)
     of_heads = zip((NUMBERS, CLASSES), p.heads, y, strict=True)
-    names = [[*kind, *declared(head, own)] for kind, head, own in of_heads]
+    names = [[*kind, *ranked(head, own), *declared(head, own)] for kind, head, own in of_heads]
     assert list(found) == [f"{i}.{name}" for i, each in enumerate(names) for name in each]
     assert found["0.rmse"] == rmse(p.heads[0], y[0])
     assert found["1.brier"] == brier(p.heads[1], y[1])

@@ -10,7 +10,17 @@ import torch
 from scipy import optimize, stats
 from torch import Tensor
 
-from doxa.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, StudentT, assumed
+from doxa.likelihoods import (
+    Bernoulli,
+    Categorical,
+    Counts,
+    Gaussian,
+    Likelihood,
+    NegativeBinomial,
+    Poisson,
+    StudentT,
+    assumed,
+)
 from doxa.likelihoods.base import significant_gain
 
 N = 2000
@@ -186,3 +196,59 @@ def test_the_spread_of_functions_is_not_noise() -> None:
     heavy = normals(N, 1).sign() + torch.tensor(0.5 * stats.t(3).rvs((N, 1), random_state=0))
     found = assumed("gaussian").calibrate_held_out(f, heavy, theta, torch.ones(N))
     assert found is not None and abs(found.moved["log_scale"]) < 0.15
+
+
+def counts(n: int, r: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Log means f [1, N, 1] between -1 and 2, and counts [N, 1] by numpy: Poisson for r = ∞."""
+    rng = np.random.default_rng(seed)
+    f = rng.uniform(-1.0, 2.0, n)
+    rate = np.exp(f) * (1.0 if math.isinf(r) else rng.gamma(r, 1.0 / r, n))
+    return torch.tensor(f).reshape(1, n, 1), torch.tensor(rng.poisson(rate)).double()[:, None]
+
+
+@pytest.mark.parametrize("r", [0.5, 3.0])
+def test_overdispersed_counts_are_negative_binomial(r: float) -> None:
+    """r is that of scipy, and near the truth: 2,000 counts give log r to 0.1 or better."""
+    f, y = counts(N, r, 0)
+    found = Counts().calibrate_held_out(f, y, {}, torch.ones(N))
+    assert isinstance(found.likelihood, NegativeBinomial)
+    own = found.likelihood.concentration
+    assert isinstance(own, float) and math.log(own / r) == pytest.approx(0.0, abs=0.3)
+    mean, at = np.exp(f[0, :, 0].numpy()), y[:, 0].numpy()
+
+    def loss(log_r: float) -> float:
+        k = math.exp(log_r)
+        return -float(stats.nbinom.logpmf(at, k, k / (k + mean)).sum())
+
+    best = optimize.minimize_scalar(loss, bounds=(-5, 5), options={"xatol": 1e-6}).x
+    assert math.log(own) == pytest.approx(best, abs=0.01)
+    assert "negative binomial" in found.message and not found.moved
+
+
+def test_poisson_counts_stay_poisson_in_all_but_one_of_a_hundred() -> None:
+    """100 tables of 60 Poisson counts: more than 5 false alarms have a probability of 0.0005. Of
+    counts with r = 1, most are found; underdispersed ones are Poisson."""
+    chosen = {
+        r: [
+            Counts().calibrate_held_out(*counts(60, r, seed), {}, torch.ones(60)).likelihood.name
+            for seed in range(repeats)
+        ]
+        for r, repeats in ((math.inf, 100), (1.0, 20))
+    }
+    assert chosen[math.inf].count("negative-binomial") <= 5
+    assert chosen[1.0].count("negative-binomial") >= 18
+    f, _ = counts(60, 1.0, 0)
+    even = f[0].exp().round()
+    assert Counts().calibrate_held_out(f, even, {}, torch.ones(60)).likelihood == Poisson()
+    assert stats.chi2(1).sf(5.41) / 2 == pytest.approx(0.01, abs=1e-4)
+
+
+def test_counts_of_weight_two_are_two_counts() -> None:
+    f, y = counts(100, 1.0, 1)
+    weight = torch.ones(100)
+    weight[:50] = 2.0
+    twice = torch.cat([torch.arange(50), torch.arange(100)])
+    one = Counts().calibrate_held_out(f, y, {}, weight)
+    assert one.likelihood == Counts().calibrate_held_out(
+        f[:, twice], y[twice], {}, torch.ones(150)
+    ).likelihood  # fmt: skip

@@ -23,6 +23,7 @@ from doxa.likelihoods import (
     HeteroscedasticGaussian,
     Likelihood,
     NegativeBinomial,
+    ScaledNoise,
     StudentT,
     likelihood,
 )
@@ -54,6 +55,8 @@ CASES: dict[str, tuple[Likelihood, tuple[int, ...], dict[str, Tensor]]] = {
     "categorical, image": (Categorical(ignore_index=-1), (3, 2, 2), {}),
     "categorical, weighted": (Categorical(class_weight=[1.0, 2.0, 0.5]), (3,), {}),
     "negative-binomial, given": (NegativeBinomial(concentration=[0.6, 40.0]), (2,), {}),
+    "scaled gaussian": (ScaledNoise(Gaussian()), (4,), {"log_noise": number(0.4)}),
+    "scaled student-t": (ScaledNoise(StudentT(df=4.5)), (4,), {"log_scale": number(-0.2)}),
     "affine gaussian": (Affine(Gaussian(noise=0.5), LOC, SCALE), (2,), {}),
     "affine heteroscedastic": (Affine(HeteroscedasticGaussian(), LOC, SCALE), (4,), {}),
     "affine student-t": (
@@ -132,7 +135,7 @@ def test_shapes_and_float32(name: str) -> None:
 
 
 # Where the Hessian depends on y, the curvature is its expectation only.
-DEPENDS = ("heteroscedastic", "student", "negative-binomial")
+DEPENDS = ("heteroscedastic", "student", "negative-binomial", "scaled")
 CURVED = [n for n in CASES if not any(part in n for part in DEPENDS)]
 
 
@@ -167,7 +170,10 @@ def test_curvature_is_the_mean_of_minus_the_hessian(name: str) -> None:
     assert (found.diagonal() > error.diagonal()).all()
 
 
-@pytest.mark.parametrize("name", ["heteroscedastic", "student-t", "student-t, given"])
+@pytest.mark.parametrize(
+    "name",
+    ["heteroscedastic", "student-t", "student-t, given", "scaled gaussian", "scaled student-t"],
+)
 def test_curvature_is_the_fisher_information(name: str) -> None:
     """E_y of the Hessian, by quadrature over y for one output pair at a time."""
     lik, f, _, theta = one_member(name)

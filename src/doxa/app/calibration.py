@@ -8,13 +8,14 @@ the recalibration, conformal scores would be too small.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from doxa.app.columns import CLASSIFIERS
 from doxa.app.reading import Array
+from doxa.driver.validation import evaluate_rows
 from doxa.errors import DataError, MethodError, did_you_mean
 from doxa.evaluate import conformal, coverage, recalibrate
 from doxa.evaluate.conformal import CLASSES as SETS
@@ -105,14 +106,41 @@ def calibrated(
     posterior: Any, x: Array, y: Array, asked: Calibration, seed: int, groups: Array | None = None
 ) -> tuple[Any, list[str]]:
     """The recalibrated, then conformal posterior, and messages for the user. `groups` has the group
-    of each row, if rows belong together."""
-    random = np.random.default_rng([seed, 7])
-    order = random.permutation(len(x))
+    of each row, if rows belong together.
+
+    If the posterior was over- or underconfident, or worse than a constant, its status is evaluated
+    again: with a correction that is made from one half of the rows, on the other half."""
+    before = posterior.status
+    corrected, messages = _corrected(posterior, x, y, asked, seed, groups)
+    wrong = ("worse-than-constant", "overconfident", "underconfident")
+    if before in wrong and len(x) >= 2 * asked.rows_needed:
+        half, other = _halves(len(x), groups, np.random.default_rng([seed, 11]))
+        own = None if groups is None else groups[half]
+        trial, _ = _corrected(posterior, x[half], y[half], asked, seed, own)
+        name = "calibration rows that are held out"
+        status = evaluate_rows(trial, x[other], y[other], name)
+        corrected.record = replace(corrected.record, status=status)
+        messages.append(f"status: {before} before the correction, {status} after it")
+    return corrected, messages
+
+
+def _halves(rows: int, groups: Array | None, random: np.random.Generator) -> tuple[Array, Array]:
+    """Two random halves of the rows, as numbers. A group has all its rows in one of them."""
+    order = random.permutation(rows)
+    if groups is None:
+        first, second = np.array_split(order, 2)
+        return first, second
+    half = np.array_split(random.permutation(np.unique(groups)), 2)[0]
+    inside = np.isin(groups[order], half)
+    return order[inside], order[~inside]
+
+
+def _corrected(
+    posterior: Any, x: Array, y: Array, asked: Calibration, seed: int, groups: Array | None
+) -> tuple[Any, list[str]]:
     both = asked.kind is not None and asked.level is not None
-    first, second = np.array_split(order, 2) if both else (order, order)
-    if both and groups is not None:
-        half = np.array_split(random.permutation(np.unique(groups)), 2)[0]
-        first, second = order[np.isin(groups[order], half)], order[~np.isin(groups[order], half)]
+    random = np.random.default_rng([seed, 7])
+    first, second = _halves(len(x), groups, random) if both else (random.permutation(len(x)),) * 2
     messages = []
     if asked.kind is not None:
         before = posterior

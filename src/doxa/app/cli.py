@@ -28,6 +28,7 @@ from doxa.app.commands import (
     methods,
     predict,
     report,
+    watch,
 )
 from doxa.app.commands.terminal import err, out
 from doxa.errors import DoxaDeprecationWarning, DoxaError
@@ -117,6 +118,7 @@ app.command(cls=_AutoCalibrate)(fit.fit)
 app.command()(predict.predict)
 app.command()(calibrate.calibrate)
 app.command()(report.report)
+app.command()(watch.watch)
 app.command()(compare.compare)
 app.command()(evidence.evidence)
 app.command()(bench.bench)

@@ -393,7 +393,7 @@ def infer_target(values: pd.Series, asked: str | None) -> tuple[str, tuple[Any, 
             likelihood,
             None,
             f"target {name!r}: regression, likelihood {likelihood}"
-            + (" (by --likelihood)" if asked else ""),
+            + (" (by --likelihood)" if asked else _if_counts(values, numbers)),
         )
     classes = _classes(values)
     if len(classes) < 2:
@@ -413,6 +413,15 @@ def infer_target(values: pd.Series, asked: str | None) -> tuple[str, tuple[Any, 
         f"target {name!r}: classification, {len(classes)} classes ({shown}), "
         f"likelihood {likelihood} ({why})",
     )
+
+
+def _if_counts(values: pd.Series, numbers: Array) -> str:
+    """Advice where a target may be counts: whole numbers from 0 on. Ages and years rarely have a
+    0."""
+    from pandas.api import types
+
+    may = types.is_integer_dtype(values) and numbers.min() == 0
+    return " (--likelihood counts, if it counts something)" if may else ""
 
 
 def _classes(values: pd.Series) -> tuple[Any, ...]:

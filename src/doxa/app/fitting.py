@@ -425,6 +425,11 @@ def prepare_out(out: Path, overwrite: bool = False) -> Path:
         raise StoreError(
             f"{out} already holds a finished run; --overwrite replaces it, or choose another --out"
         )
+    if (out / "watch").exists():
+        raise StoreError(
+            f"{out} holds the state of doxa watch, which replacing the run would delete; remove or "
+            f"move {out / 'watch'}, or choose another --out"
+        )
     place = Path(os.path.abspath(out))
     if Path.cwd().is_relative_to(place):
         raise StoreError(

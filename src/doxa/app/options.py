@@ -286,6 +286,13 @@ CalibrationShare = Annotated[
     float | None,
     typer.Option(help="Share of the rows held out for --calibrate and --conformal. Default: 0.2."),
 ]
+AllowStatus = Annotated[
+    bool,
+    typer.Option(
+        "--allow-status",
+        help="Exit with code 0 also if the status of the saved run is not ok (otherwise 4).",
+    ),
+]
 Run = Annotated[Path, typer.Argument(help="A folder that doxa fit saved.", show_default=False)]
 Device = Annotated[
     str | None, typer.Option(help="The device: cpu, cuda, cuda:1, ...", rich_help_panel=TRAINING)

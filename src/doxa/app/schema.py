@@ -93,6 +93,11 @@ class Schema:
         return sum(column.width for column in self.columns)
 
     @property
+    def input_names(self) -> list[str]:
+        """The column of the table that each input of the network comes from."""
+        return [column.name for column in self.columns for _ in range(column.width)]
+
+    @property
     def outputs(self) -> int:
         """The number of outputs of the network per row."""
         kind = LIKELIHOODS[self.likelihood]

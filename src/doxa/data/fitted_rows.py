@@ -18,6 +18,9 @@ Of n given rows, m match. If s is the fraction of the fitted rows whose hashes a
 
 where u of the n rows are fitted rows. The n rows count as fitted if m exceeds n q by three standard
 deviations, and the estimate of u is at least a tenth of n.
+
+`reference_of` keeps sorted values of the inputs, which `doxa.evaluate.Watch` compares the inputs of
+new rows with.
 """
 
 from __future__ import annotations
@@ -32,6 +35,8 @@ from torch import Tensor
 
 MOST_ROWS = 2**20  # rows whose hashes are kept, at most
 MOST_NUMBERS = 2**24  # numbers of x and y that are hashed, at most; of more, a random part
+MOST_REFERENCE = 1000  # values that are kept of each input, at most
+MOST_INPUTS = 30  # inputs that are kept, at most
 _BLOCK = 2**21  # numbers that are hashed at a time
 _SHARE = 0.1  # fraction of the given rows; fewer fitted rows change a calibration little
 
@@ -130,3 +135,32 @@ def _leaves(tree: Any) -> Iterator[Tensor]:
             yield from _leaves(part)
     else:
         yield tree
+
+
+def input_columns(x: Any) -> Tensor | None:
+    """The columns of a table of numbers, [N, K], as they are compared; at most `MOST_INPUTS`,
+    evenly spaced. None if x is no such table."""
+    if not isinstance(x, Tensor) or x.ndim != 2 or not x.is_floating_point() or not x.shape[1]:
+        return None
+    return rounded(x[:, watched_inputs(x.shape[1])])
+
+
+def watched_inputs(columns: int) -> list[int]:
+    """The numbers of the columns that are compared."""
+    chosen = torch.linspace(0, columns - 1, min(columns, MOST_INPUTS))
+    return [int(number) for number in chosen.round()]
+
+
+def rounded(scores: Tensor) -> Tensor:
+    """Numbers as they are stored and compared: finite float32 on the CPU."""
+    most = torch.finfo(torch.float32).max
+    return scores.detach().cpu().double().clamp(-most, most).float() + 0.0  # −0 becomes 0
+
+
+def reference_of(scores: Tensor | None) -> Tensor | None:
+    """The values that new rows are compared with: each column of scores [N, K], sorted by itself,
+    so that no row is stored. At most `MOST_REFERENCE` rows, evenly spaced."""
+    if scores is None or not len(scores):
+        return None
+    rows = torch.linspace(0, len(scores) - 1, min(len(scores), MOST_REFERENCE)).round().long()
+    return scores[rows].sort(0).values.contiguous()

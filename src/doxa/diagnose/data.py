@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_map
 
 from doxa.data import check_finite, parse, rows_of
 from doxa.errors import DataError, ShapeError, Unavailable
-from doxa.likelihoods import Affine, Heads, Likelihood
+from doxa.likelihoods import Affine, Heads, Likelihood, ScaledNoise
 from doxa.noise import generator
 from doxa.posterior import Posterior, SamplePosterior, TransformedPosterior
 from doxa.predictive import Predictive
@@ -102,8 +102,9 @@ _MOST_REPLICATED = 1 << 25  # numbers
 
 
 def family(likelihood: Likelihood) -> Likelihood:
-    """The likelihood without its affine maps to the units of y."""
-    while isinstance(likelihood, Affine):
+    """The likelihood without its affine maps to the units of y, and without factors on its
+    noise."""
+    while isinstance(likelihood, Affine | ScaledNoise):
         likelihood = likelihood.base
     return likelihood
 

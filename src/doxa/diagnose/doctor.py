@@ -15,6 +15,7 @@ from typing import Any
 from doxa.diagnose import calibration, convergence, inputs, residuals, spread
 from doxa.diagnose.data import DiagnosticData, Head
 from doxa.diagnose.finding import Diagnosis, Finding, skipped
+from doxa.driver.validation import evaluate_rows
 from doxa.errors import DataError
 from doxa.posterior import Posterior
 
@@ -58,7 +59,8 @@ def diagnose(
         The training rows, as they were given to `fit`.
     test : tuple, Dataset or DataFrame, optional
         Held-out rows. Without them calibration is evaluated on the training rows, and only as far
-        as these allow.
+        as these allow. The status of the posterior changes from "ok" or "not-evaluated" to what
+        these rows show, by the thresholds of `fit` (for example "overconfident").
     level : float, default 0.9
         Level of the intervals whose coverage is counted. It lies between 0 and 1.
     seed : int, default 0
@@ -83,6 +85,7 @@ def diagnose(
     if not 0.0 < level < 1.0:
         raise DataError(f"level must lie between 0 and 1, got {level}")
     case = DiagnosticData(posterior, data, test, level, seed)
+    _evaluate(case)
     findings = [_run_check(name, partial(check, case)) for name, check in WHOLE.items()]
     try:
         heads = case.heads
@@ -100,6 +103,16 @@ def diagnose(
 
 
 doctor = diagnose
+
+
+def _evaluate(case: DiagnosticData) -> None:
+    """Evaluate the posterior on the test rows, which may change its status."""
+    if case.test is None:
+        return
+    try:
+        evaluate_rows(case.posterior, case.test.x, case.test.y, seen=case.train.y, certify=False)
+    except Exception:  # the checks report what does not work
+        log.debug("diagnose: the test rows were not evaluated", exc_info=True)
 
 
 def _run_check(name: str, check: Callable[[], Finding]) -> Finding:

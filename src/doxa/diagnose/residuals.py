@@ -96,6 +96,9 @@ def dispersion(case: DiagnosticData, head: Head) -> Finding:
     if counts:
         way = "over" if ratio > 1 else "under"
         advice = any_of("inputs that explain the rest", ensemble(case))
+        if ratio > 1 and family(scored.likelihood).name == "poisson":
+            other = "held-out rows choose between Poisson and negative binomial noise"
+            advice = any_of(other_likelihood(case, "counts", other), advice)
         return grade(f"the counts are {little}{way}dispersed: {message}", advice, ratio)
     side = "small" if ratio > 1 else "large"
     return grade(

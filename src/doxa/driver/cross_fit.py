@@ -101,7 +101,7 @@ class CrossFit:
         likelihood."""
         for posterior, evaluated in zip(posteriors, self.evaluated, strict=True):
             found, record = evaluated.record, posterior.record
-            record.validation = found.validation
+            record.validation, record.certificate = found.validation, found.certificate
             for key in ("held_out", "held_out_calibration", "yardsticks"):
                 if key in found.diagnostics:
                     record.diagnostics[key] = found.diagnostics[key]
@@ -112,6 +112,7 @@ class CrossFit:
                 held_out["later_rows"] = True
             if "fitted_likelihood" in found.metadata:
                 record.metadata["fitted_likelihood"] = found.metadata["fitted_likelihood"]
+            if "held_out_calibration" in found.diagnostics:
                 adopt_likelihood(posterior, evaluated)
             record.status = record.status.or_before(found.status)
 

@@ -99,8 +99,9 @@ def _posterior(
                 posterior = each[0][0]
                 posterior.record = record
             stopped = bool(result.best_step)
-            gain = calibrate_on_held_out(posterior, each, method, part, stopped, parts)
-            choices = _choices(posterior, run, result, rows)._replace(calibration=gain)
+            gain, noise = calibrate_on_held_out(posterior, each, method, part, stopped, parts)
+            choices = _choices(posterior, run, result, rows)
+            choices = choices._replace(calibration=gain, noise=noise)
             scores = evaluate_held_out(posterior, each, run, choices, parts)
             compare_with_yardsticks(posterior, scores, run)
         if method.shrinks and not parts and not run.data.tasks:

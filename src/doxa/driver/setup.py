@@ -54,6 +54,7 @@ from doxa.data.dependence import (
     share_of_time,
     time_cuts,
 )
+from doxa.data.fitted_rows import input_columns, reference_of
 from doxa.data.rows import Rows, check_lengths, effective_rows, read
 from doxa.driver.runs import RunSpec
 from doxa.engine import Engine, choose_engine, fall_back_to_loop
@@ -409,6 +410,13 @@ def fitted_rows(given: Given, specs: Sequence[RunSpec], validation: Any) -> list
         own = FittedRows.of(given.x, given.y, given.rows_of_run(spec).unique())
         found.append(own if more is None else own.plus(more))
     return found
+
+
+def reference_inputs(given: Given, spec: RunSpec) -> Tensor | None:
+    """The inputs of a run's rows that new rows are compared with; None if there are none."""
+    if given.source is not None or given.tasks is not None or not isinstance(given.x, Tensor):
+        return None
+    return reference_of(input_columns(given.x[given.rows_of_run(spec).unique().to(given.x.device)]))
 
 
 def _resident(x: Any, y: Any, copies: int, device: torch.device) -> bool:

@@ -7,18 +7,21 @@ rows have chosen. The yardsticks are corrected in the same way. The status is "u
 of the best yardstick is more than 0.1 nats per row and more than 2.5 standard errors. These are
 many, because the best of five is tested.
 
-If all members hold out the same rows, and these are fewer than 100, training rows are used, too:
-there a yardstick predicts each row by a model without it, or without a fold of rows. A fit that is
-worse on rows that it was trained on is worse on new rows, too.
+If all members hold out the same rows, and these are fewer than 200, they are also compared together
+with the training rows: there a yardstick predicts each row by a model without it, or without a fold
+of rows. A fit that is worse on rows that it was trained on is worse on new rows, too. What is
+reported is the comparison that is clearer.
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from doxa.data import Data
 from doxa.driver.validation import Scored, ScoresBySplit, evenly, in_units, log_prob_of
 from doxa.driver.yardsticks import MOST_ROWS, Yardstick, why_untested, yardsticks
 from doxa.errors import MemoryBudgetError
@@ -27,7 +30,7 @@ from doxa.posterior import Compared, Posterior, Status
 
 GAIN, ERRORS = 0.1, 2.5  # of the best yardstick: nats per row, and standard errors
 FEWEST = 30  # effective number of rows that are compared
-ENOUGH = 100  # if all members hold out the same rows, and fewer: training rows are compared, too
+ENOUGH = 200  # if all members hold out the same rows, and fewer: training rows are compared, too
 MOST_RUNS = 4  # fits of more runs are not compared, which would take too long
 
 CALLED = {
@@ -43,36 +46,62 @@ def compare_with_yardsticks(posterior: Posterior, scores: ScoresBySplit, run: Ru
     record, data = posterior.record, run.rows
     split = next(iter(scores))
     rows, parts, score = _compared_rows(scores, run)
-    found, why = _fitted(rows, parts, len(score), posterior, split, run)
-    if found and len(scores) == 1 and len(score) < ENOUGH:
-        x, y = in_units(data, rows[len(score) :], split)
-        with suppress(MemoryBudgetError):
-            score = torch.cat([score, log_prob_of(posterior.predict(x), y).double().cpu()])
-    weight, group = data.weight_of(rows[: len(score)]), data.groups_of(rows[: len(score)])
-    gains = {
-        each.name: Scored(each.held_out[: len(score)] - each.optimism - score, weight, group)
-        for each in found
-    }
-    if not gains:
+    held_out = len(score)
+    found, why = _fitted(rows, parts, held_out, posterior, split, run)
+    if not found:
         record.diagnostics["yardsticks"] = {"tested": False, "why": why}
         return
-    mean = {name: gain.mean for name, gain in gains.items()}
-    best = max(mean, key=lambda name: mean[name])
-    error = gains[best].new_error
+    if len(scores) == 1 and held_out < ENOUGH:
+        x, y = in_units(data, rows[held_out:], split)
+        with suppress(MemoryBudgetError):
+            score = torch.cat([score, log_prob_of(posterior.predict(x), y).double().cpu()])
+    each = [_gains(found, score[:n], rows[:n], data) for n in {held_out, len(score)}]
+    enough = [gains for gains in each if gains.effective >= FEWEST]
+    if not enough:  # the training rows took too much memory
+        record.diagnostics["yardsticks"] = {"tested": False, "why": _few(each[0].effective, data)}
+        return
+    gains = max(enough, key=lambda gains: gains.share)
+    mean, best, error = gains.mean, gains.best, gains.error
     compared: Compared = {
-        "tested": True, "rows": len(score), "trained": len(rows), "best": best, "error": error,
+        "tested": True, "rows": gains.rows, "trained": len(rows), "best": best, "error": error,
     }  # fmt: skip
     record.diagnostics["yardsticks"] = {**mean, **compared}
-    if mean[best] > max(GAIN, ERRORS * error):
+    if gains.share > 1:
         other = f', or use the method "{best}"' if best in ("gp", "linear") else ""
         reason = (
-            f"{CALLED[best]}, fitted to the same rows, predicts {len(score)} rows that it has not "
+            f"{CALLED[best]}, fitted to the same rows, predicts {gains.rows} rows that it has not "
             f"seen {mean[best]:.2g} nats per row better than this fit (standard error "
             f"{error:.2g}): the fit has not learned what the inputs say about y; standardise "
             "(standardize=True), train longer (steps, patience), use a larger network or another "
             f"learning rate{other}"
         )
         record.status = record.status.or_before(Status("underfit", reason))
+
+
+class _Gains(NamedTuple):
+    """The mean gain of each yardstick over a fit, the best one, the standard error of its gain, and
+    the number of rows."""
+
+    mean: dict[str, float]
+    best: str
+    error: float
+    rows: int
+    effective: float
+
+    @property
+    def share(self) -> float:
+        """The gain of the best, as a share of what makes a fit underfit."""
+        return self.mean[self.best] / max(GAIN, ERRORS * self.error)
+
+
+def _gains(found: list[Yardstick], score: Tensor, rows: Tensor, data: Data) -> _Gains:
+    n, weight, group = len(score), data.weight_of(rows), data.groups_of(rows)
+    each = {
+        one.name: Scored(one.held_out[:n] - one.optimism - score, weight, group) for one in found
+    }
+    mean = {name: gain.mean for name, gain in each.items()}
+    best = max(mean, key=lambda name: mean[name])
+    return _Gains(mean, best, each[best].new_error, n, data.effective_rows(rows))
 
 
 def _fitted(
@@ -84,8 +113,7 @@ def _fitted(
     used = len(rows) if int(parts.max()) == 0 else held_out  # with or without training rows
     count = data.effective_rows(rows[:used])
     if count < FEWEST:
-        what = "rows" if data.group is None else "groups of rows"
-        return [], f"{count:.0f} {what} are too few: {FEWEST} are needed"
+        return [], _few(count, data)
     if len(set(run.run_of)) > MOST_RUNS:
         return [], f"the fit has more than {MOST_RUNS} runs"
     likelihood = run.likelihoods[data.run_of(split)] if run.likelihoods else run.likelihood
@@ -96,6 +124,11 @@ def _fitted(
     classes = run.output[0] if likelihood.class_axis else 0
     found = yardsticks(x, y, likelihood, weight, posterior.record.seed or 0, parts, classes)
     return found, "no simple model could be fitted"
+
+
+def _few(count: float, data: Data) -> str:
+    what = "rows" if data.group is None else "groups of rows"
+    return f"{count:.0f} {what} are too few: {FEWEST} are needed"
 
 
 def _compared_rows(scores: ScoresBySplit, run: Run) -> tuple[Tensor, Tensor, Tensor]:

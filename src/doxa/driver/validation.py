@@ -38,6 +38,10 @@ likelihood.
 Two biases remain. Networks that are cross-fitted are trained on fewer rows than the posterior that
 is returned, and the standard error is that of the held-out rows alone.
 
+`evaluate_rows` does the same for a finished posterior and new rows, which have chosen nothing: the
+rows of `doxa fit --test`, of a report and of the diagnostics. So there is one set of thresholds,
+and one status.
+
 **Calibration** (`calibrate_on_held_out`). Held-out rows estimate parameters of the likelihood, such
 as the temperature of a categorical or the shape of the noise. Training rows cannot be used, because
 networks predict them too well. If all members hold out the same rows, the posterior is used as it
@@ -52,6 +56,11 @@ counted twice (`ensemble/map.py` has the same for a noise level, in closed form)
 `Likelihood.calibrates_on_held_out` is True for a likelihood with such parameters, and
 `Likelihood.calibrate_held_out` estimates them; without clear evidence from the rows, nothing
 changes. The weights of the rows are scaled to add up to their effective number.
+
+If the likelihood has a noise level and one number is predicted from a table of numbers, the rows
+also show whether the noise depends on the prediction or on an input (`calibrate_noise_scale` in
+`likelihoods/compose.py`, a test of size 0.01). The posterior then has a `noise_scale`, a factor on
+the noise for each row.
 
 **Groups.** If rows belong to groups, the held-out rows are whole groups, and a group counts as one
 row: standard errors are clustered by group, and numbers of rows are numbers of groups.
@@ -68,16 +77,19 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
-from doxa import store
-from doxa.data import Data
+from doxa import describe, store
+from doxa.data import Data, as_tensors, rows_of
+from doxa.data.fitted_rows import reference_of
 from doxa.data.rows import number_of_rows, per_effective_row, standard_error, weighted_mean
 from doxa.driver.loop import Progress
 from doxa.errors import MemoryBudgetError
 from doxa.likelihoods import Likelihood
 from doxa.likelihoods.base import CalibratedLikelihood
+from doxa.likelihoods.compose import CalibratedNoise, calibrate_noise_scale
 from doxa.method import Method, Run, slice_state
 from doxa.posterior import HeldOutCalibration, Posterior, Status
-from doxa.posterior.weights import WeightPosterior
+from doxa.posterior.certificate import Certificate, input_scores
+from doxa.posterior.weights import WeightPosterior, concatenate
 from doxa.predictive import Predictive
 from doxa.predictive.classes import drawn
 from doxa.predictive.form import draw_functions
@@ -97,6 +109,10 @@ _Z = 1.6448536269514722  # the normal quantile of 1 − α/2 at LEVEL = 1 − α
 # What coverage loses per nat: errors that are larger by the share e lower it by 2 z φ(z) e.
 _PER_NAT = 2 * _Z * math.exp(-0.5 * _Z**2) / math.sqrt(2 * math.pi)
 _TINY = 1e-12  # lower limit of a probability
+_EVALUATED_BY = {
+    "one part": "held-out rows", "members": "held-out parts of each member",
+    "cross-fitting": "cross-fitted parts",
+}  # fmt: skip
 _FROM_EACH = 50  # functions drawn from each Gaussian over functions
 _SEEN, _DRAWS = 256, 32  # training rows, and functions that predict them, for prior collapse
 
@@ -117,16 +133,24 @@ class Choices(NamedTuple):
         The number of parameters of the likelihood, and of settings of the method.
     calibration : float
         What the calibration of the likelihood has gained, in nats per row.
+    noise : float
+        How much better noise that varies with x scores these rows than rows that have no part in
+        it, in nats per row, by cross-validation.
     """
 
     steps: Sequence[float] = ()
     parameters: int = 0
     calibration: float = 0.0
+    noise: float = 0.0
 
     @property
     def numbers(self) -> int:
         """How many numbers they have chosen for a member."""
-        return (max(self.steps, default=0.0) > 0) + self.parameters + (self.calibration > 0)
+        return (
+            (max(self.steps, default=0.0) > 0)
+            + self.parameters
+            + ((self.calibration > 0) + (self.noise > 0))
+        )
 
 
 def evaluate_held_out(
@@ -162,7 +186,7 @@ def evaluate_held_out(
         shared = pooled or one.mixed
         optimism = min(1 / (together if pooled else sizes[split]), 2 * step)
         optimism += choices.parameters / (together if shared else sizes[split])
-        optimism += min(1 / together, 2 * choices.calibration)
+        optimism += min(1 / together, 2 * choices.calibration) + choices.noise
         optimism *= optimistic
         shift = {"log_prob": -optimism, "coverage": -_PER_NAT * optimism}
         scores = {
@@ -199,6 +223,8 @@ def evaluate_held_out(
     }  # fmt: skip
     if groups:
         record.diagnostics["held_out"]["groups"] = len(torch.cat(list(groups.values())).unique())
+    assumed = "exchangeable" if data.evaluation is None else "ordered"
+    record.certificate = _certificate(_EVALUATED_BY[by], found, assumed=assumed)
     status = _status(found, rows)
     if groups or data.evaluation is not None:
         pooled, together = True, found["log_prob"].number
@@ -207,6 +233,87 @@ def evaluate_held_out(
     record.status = record.status.or_before(status)
     sizes_scored = [len(each[0]["log_prob"]) for each in seen.values()]
     return dict(zip(seen, found["log_prob"].values.split(sizes_scored), strict=True))
+
+
+def _certificate(
+    by: str, found: dict[str, Scored], level: float = LEVEL, assumed: str = "exchangeable"
+) -> Certificate:
+    scores = {name: scored.values for name, scored in found.items()}
+    log_prob = found["log_prob"]
+    return Certificate.of(by, scores, log_prob.weight, level, assumed, log_prob.group)
+
+
+def evaluate_rows(
+    posterior: Posterior, x: Any, y: Any, name: str = "test rows", seen: Any = None,
+    certify: bool = True,
+) -> Status:  # fmt: skip
+    """Evaluate a posterior on rows that the fit has not used, and return its status after that.
+
+    The thresholds are those of held-out rows. The status of the posterior changes if it was "ok" or
+    "not-evaluated". If the posterior is recalibrated, these rows also decide if it is still over-
+    or underconfident, or worse than a constant. Any other status is kept unless that of these rows
+    comes before it (`Status.ORDER`). With fewer than 12 rows every status is kept.
+
+    Parameters
+    ----------
+    posterior : Posterior
+        Its status may be changed.
+    x, y : array or Tensor
+        The rows, in the units of the fit. At most 4,096 of them, evenly spaced, are used.
+    name : str, default "test rows"
+        What the message about the status calls the rows.
+    seen : array or Tensor, optional
+        Targets of the training rows, for the constant prediction. Without them, the mean and scale
+        of standardised targets are used; if there are none, the gain is not evaluated.
+    certify : bool, default True
+        Whether the certificate of the posterior becomes that of these rows.
+
+    Returns
+    -------
+    Status
+        The status of the posterior.
+    """
+    x, p, y = _predicted_evenly(posterior, posterior.read(x), y)
+    likelihood, constant = posterior.base_likelihood, None
+    if isinstance(y, Tensor):
+        y = p.targets(y)
+        scales = posterior.scales
+        if seen is None and scales.y_loc is not None:
+            seen = torch.stack([scales.y_loc - scales.y_scale, scales.y_loc + scales.y_scale])
+        if seen is not None:
+            constant = likelihood.constant(as_tensors(seen, "y").to(y), y)
+    scores = row_scores(p, y, likelihood)
+    if constant is not None:
+        scores["gain"] = scores["log_prob"] - constant
+    found = {key: Scored(values, None) for key, values in scores.items()}
+    rows, record = len(found["log_prob"].values), posterior.record
+    if rows < FEWEST_EVALUATED:
+        return record.status
+    level = p.guaranteed_level or LEVEL
+    status = _status(found, rows, name, level)
+    changes = ["ok", "not-evaluated"]
+    if posterior.transform is not None:
+        changes += ["worse-than-constant", "overconfident", "underconfident"]
+    again = record.status in changes
+    record.status = status if again else record.status.or_before(status)
+    if certify:
+        record.certificate = _certificate(name, found, level)
+        posterior.input_reference = reference_of(input_scores(posterior, x, p))
+    return record.status
+
+
+def _predicted_evenly(posterior: Posterior, x: Any, y: Any) -> tuple[Any, Any, Any]:
+    """At most `_ROWS` rows, evenly spaced: x, predictions and y. If memory is short, fewer."""
+    y, count, most = tree_map(torch.as_tensor, y), rows_of(x, "x"), _ROWS
+    while True:
+        index = evenly(torch.arange(count), most)
+        some, targets = (tree_map(lambda t: t[index.to(t.device)], each) for each in (x, y))  # noqa: B023
+        try:
+            return some, posterior.predict(some), targets
+        except MemoryBudgetError:
+            if most == 1:
+                raise
+            most = max(1, min(most, count) // 4)
 
 
 def not_evaluated(rows: int, groups: float | None = None) -> str:
@@ -324,12 +431,12 @@ def _evaluated(
         x, y, weight = _some(data, rows, split)
         form = moved(posterior, own, x) if isinstance(y, Tensor) else None
         if form is not None:
-            scores = _scores(Predictive.of(form), y, likelihood, weight)
+            scores = row_scores(Predictive.of(form), y, likelihood, weight)
             x, few, counts = _some(data, rows, split, _COMPARED)
             gained = _gained_by_mean(posterior, members, x, few, likelihood, counts)
             return Evaluated(scores, y, weight, gained, True)
     p, y, weight = predicted(own, data, rows, split)
-    return Evaluated(_scores(p, y, likelihood, weight), y, weight, {}, False)
+    return Evaluated(row_scores(p, y, likelihood, weight), y, weight, {}, False)
 
 
 def _gained_by_mean(
@@ -351,8 +458,8 @@ def _gained_by_mean(
     for j, p in enumerate(shifted):
         own_bounds = _bounds(p, likelihood)
         for some in draws[j :: len(shifted)]:
-            ours = _scores(whole, some, likelihood, weight, bounds)
-            theirs = _scores(p, some, likelihood, weight, own_bounds)
+            ours = row_scores(whole, some, likelihood, weight, bounds)
+            theirs = row_scores(p, some, likelihood, weight, own_bounds)
             for name, values in ours.items():
                 rows = None if weight is None else _joined([weight], [], name == "twice_as_sure")[0]
                 more = float(weighted_mean(values - theirs[name], rows))
@@ -367,21 +474,27 @@ def _bounds(p: Predictive, likelihood: Likelihood) -> Bounds:
     return p.interval(LEVEL) if likelihood.scales_targets else None
 
 
-def _scores(
-    p: Any, y: Any, likelihood: Likelihood, weight: Tensor | None, bounds: Bounds = None
+def row_scores(
+    p: Any, y: Any, likelihood: Likelihood, weight: Tensor | None = None, bounds: Bounds = None
 ) -> dict[str, Tensor]:
     """The scores of each row: log density, and whether it is inside its interval or two measures of
-    confidence. `bounds` are the intervals, if they are known."""
+    confidence. `bounds` are the intervals, if they are known. A conformal prediction is scored at
+    its own level, also its sets of classes."""
     found = {"log_prob": log_prob_of(p, y).double()}
     if not isinstance(y, Tensor):
         return found
-    if likelihood.scales_targets:
-        low, high = bounds or p.interval(LEVEL)
+    level = p.guaranteed_level
+    if likelihood.scales_targets or (level is not None and not likelihood.classifies):
+        low, high = bounds or p.interval(LEVEL if level is None else level)
         inside = (y.reshape(low.shape) >= low) & (y.reshape(low.shape) <= high)
         found["coverage"] = inside.double().reshape(len(inside), -1).mean(1)
     elif likelihood.classifies:
         sure, twice = _confidence(p, y, likelihood, weight)
         found |= {"too_sure": sure.double(), "twice_as_sure": twice.double()}
+        if level is not None and likelihood.ignore_index is None:
+            held = p.prediction_set(level).movedim(1, -1)  # [N, ..., C]
+            inside = held.gather(-1, y.long().reshape(*held.shape[:-1], 1))
+            found["coverage"] = inside.double().reshape(len(y), -1).mean(1)
     return found
 
 
@@ -546,28 +659,31 @@ def _confidence(
     return each(likeliest - right), gained
 
 
-def _status(found: dict[str, Scored], rows: int) -> Status:
+def _status(
+    found: dict[str, Scored], rows: int, name: str = "held-out rows", level: float = LEVEL
+) -> Status:
     """The status by the thresholds above and two standard errors."""
     error = {name: scored.error for name, scored in found.items()}
     mean = {name: scored.mean for name, scored in found.items()}
     if "gain" in mean and not mean["gain"] > -max(LOSS, error["gain"]):
         reason = (
-            f"the {rows} held-out rows are predicted {-mean['gain']:.2g} nats per row worse than "
+            f"the {rows} {name} are predicted {-mean['gain']:.2g} nats per row worse than "
             "by a constant: scale inputs and targets (standardize=True), train longer, or use "
             "another learning rate"
         )
         return Status("worse-than-constant", reason)
-    if mean.get("coverage", LEVEL) < LEVEL - max(ALLOWED, error.get("coverage", 0.0)):
-        what = f"{LEVEL:.0%} intervals contain {mean['coverage']:.0%} of the {rows} held-out rows"
+    regions = "sets of classes" if "too_sure" in mean else "intervals"
+    if mean.get("coverage", level) < level - max(ALLOWED, error.get("coverage", 0.0)):
+        what = f"{level:.0%} {regions} contain {mean['coverage']:.0%} of the {rows} {name}"
     elif mean.get("too_sure", 0.0) > max(ALLOWED, error.get("too_sure", 0.0)):
         what = (
-            f"on the {rows} held-out rows the accuracy of the most likely class is "
+            f"on the {rows} {name} the accuracy of the most likely class is "
             f"{mean['too_sure']:.0%} below its mean probability"
         )
     elif mean.get("twice_as_sure", 0.0) > max(GAINED, error.get("twice_as_sure", 0.0)):
         return Status(
             "underconfident",
-            f"the {rows} held-out rows would be predicted {mean['twice_as_sure']:.2g} nats per row "
+            f"the {rows} {name} would be predicted {mean['twice_as_sure']:.2g} nats per row "
             "better with logits twice as large: the fit is underconfident; train longer, "
             "recalibrate it (doxa.evaluate.recalibrate), or use a prior with larger logits",
         )
@@ -580,6 +696,7 @@ def _status(found: dict[str, Scored], rows: int) -> Status:
 log = logging.getLogger("doxa")
 
 FEWEST = 10  # effective number of held-out rows; fewer are not used for calibration
+FEWEST_FOR_NOISE = 30  # effective number of held-out rows that can show that the noise varies
 _MOST_NUMBERS = 2**19  # function values that are used, at most
 _FUNCTIONS = 50  # functions that are used, at most
 
@@ -595,9 +712,10 @@ def calibrate_on_held_out(
     run: Run,
     stopped: bool,
     alone: bool = False,
-) -> float:
+) -> tuple[float, float]:
     """Calibrate the likelihood of a posterior, and of its members alone, on the held-out rows.
-    Returns what it has gained there, in nats per row; 0 without calibration.
+    Returns what it has gained there, and the optimism of noise that varies with x, in nats per row;
+    0 without calibration.
 
     `stopped`: whether training used early stopping on these rows. Only methods that overfit are
     calibrated; the others integrate over the parameters of the likelihood. `alone`: each member is
@@ -607,22 +725,48 @@ def calibrate_on_held_out(
     if not (
         method.overfits and before.calibrates_on_held_out and isinstance(posterior, WeightPosterior)
     ):
-        return 0.0
-    rows = _rows(None if alone else posterior, posteriors_by_split, run)
-    if rows is None or float(rows[3].sum()) < FEWEST:
-        return 0.0
+        return 0.0, 0.0
+    at = _rows(None if alone else posterior, posteriors_by_split, run)
+    if at is None or float(at[0][3].sum()) < FEWEST:
+        return 0.0, 0.0
+    rows, x = at
     stops = 1 if run.pooled_rows else len(posteriors_by_split)  # steps that the rows have chosen
     found = before.calibrate_held_out(*rows, stopped=stops * stopped)
-    if found is None:
-        return 0.0
+    noise = _calibrate_noise(before, found, rows, x, stops * stopped, posterior.record.seed)
+    if noise is not None:
+        found = noise.likelihood
+    elif found is None:
+        return 0.0, 0.0
     for each in {id(p): p for p in (posterior, *(p for p, _ in posteriors_by_split))}.values():
         assert isinstance(each, WeightPosterior)
-        _take_up(each, found)
-    posterior.record.metadata["fitted_likelihood"] = store.encode(before)
-    calibration: HeldOutCalibration = {"rows": len(rows[1]), "likelihood": found.message}
+        if found is not None:
+            _take_up(each, found)
+        each.noise_scale = noise.scale if noise else None
+    if found is not None:
+        posterior.record.metadata["fitted_likelihood"] = store.encode(before)
+    message = found.message if found else before.name
+    calibration: HeldOutCalibration = {"rows": len(rows[1]), "likelihood": message}
+    if noise is not None:
+        calibration["noise_columns"] = list(noise.columns)
+        calibration["noise_p_value"] = noise.p_value
     posterior.record.diagnostics["held_out_calibration"] = calibration
-    log.info("likelihood: %s, by %d held-out rows", found.message, len(rows[1]))
-    return found.gain
+    chosen = describe.calibrated_likelihood(calibration)
+    log.info("likelihood: %s, by %d held-out rows", chosen, len(rows[1]))
+    return found.gain if found else 0.0, noise.optimism if noise else 0.0
+
+
+def _calibrate_noise(
+    likelihood: Likelihood, found: CalibratedLikelihood | None, rows: CalibrationRows, x: Any,
+    stopped: int, seed: int,
+) -> CalibratedNoise | None:  # fmt: skip
+    """The factor on the noise for one number that is predicted from a table of numbers."""
+    if not (
+        likelihood.scales_targets and isinstance(x, Tensor) and x.is_floating_point()
+        and x.ndim == 2 and tuple(rows[1].shape[1:]) == (1,)
+        and float(rows[3].sum()) >= FEWEST_FOR_NOISE
+    ):  # fmt: skip
+        return None
+    return calibrate_noise_scale(likelihood, *rows, x, found, stopped, seed)
 
 
 def _take_up(posterior: WeightPosterior, found: CalibratedLikelihood) -> None:
@@ -639,6 +783,7 @@ def _take_up(posterior: WeightPosterior, found: CalibratedLikelihood) -> None:
 def adopt_likelihood(posterior: Posterior, other: Posterior) -> None:
     """Give a posterior the likelihood of another one, and the values of its learned parameters."""
     assert isinstance(posterior, WeightPosterior) and isinstance(other, WeightPosterior)
+    posterior.noise_scale = other.noise_scale
     model = posterior.network.with_likelihood(other.base_likelihood)
     posterior.base_likelihood, posterior.model = other.base_likelihood, model
     names = [name for name in other.layout.names if name.startswith("likelihood.")]
@@ -653,13 +798,14 @@ def adopt_likelihood(posterior: Posterior, other: Posterior) -> None:
 
 def _rows(
     posterior: Posterior | None, posteriors_by_split: PosteriorsBySplit, run: Run
-) -> CalibrationRows | None:
-    """The held-out rows and the functions at them. None if a prediction is not a mixture of
-    functions."""
+) -> tuple[CalibrationRows, Any] | None:
+    """The held-out rows and the functions at them, and the inputs in fitted units. None if a
+    prediction is not a mixture of functions."""
     data, most = run.rows, _MOST_NUMBERS // len(posteriors_by_split)
     assert data.validation is not None
     parts: list[CalibrationRows] = []
     groups: list[Tensor] = []
+    inputs: list[Any] = []
     for alone, split in posteriors_by_split:
         rows = counted(data, data.validation[split], most // _FUNCTIONS)
         form = moved(posterior or alone, alone, in_units(data, rows, split)[0])
@@ -668,7 +814,8 @@ def _rows(
         some = torch.linspace(0, len(form.f) - 1, min(len(form.f), _FUNCTIONS)).round().long()
         f = form.f[some.to(form.f.device)]
         theta = {k: v[some.to(v.device)] for k, v in form.theta.items()}
-        y = data.take(rows, torch.tensor(data.run_of(split)))[1]
+        x, y = data.take(rows, torch.tensor(data.run_of(split)))
+        inputs.append(x)
         one = torch.ones(len(rows), dtype=torch.float64, device=f.device)
         weight, group = data.weight_of(rows), data.groups_of(rows)
         if group is not None:
@@ -677,4 +824,5 @@ def _rows(
     fs, ys, thetas, weights = zip(*parts, strict=True)
     weight = per_effective_row(torch.cat(weights), torch.cat(groups) if groups else None)
     weight = torch.ones_like(torch.cat(weights)) if weight is None else weight
-    return torch.cat(fs, 1), torch.cat(ys), thetas[0], weight
+    found = torch.cat(fs, 1), torch.cat(ys), thetas[0], weight
+    return found, concatenate(inputs, 0)

@@ -30,7 +30,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -55,9 +57,9 @@ from doxa.noise import generator
 MOST_COLUMNS = 512
 MOST_OUTPUTS = 16
 FEWEST_ROWS = 8
-MOST_ROWS = 600  # rows that a yardstick is fitted to, at most
+MOST_ROWS = 500  # rows that a yardstick is fitted to, at most
 _INDUCING, _INDUCING_FOR_LOGITS = 128, 64
-_LENGTHS = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0)  # of the kernel, times the root of the columns
+_LENGTHS = (0.1, 0.25, 0.6, 1.5, 4.0)  # of the kernel, times the root of the columns
 _PENALTIES = tuple(10.0**k for k in range(-3, 4))
 _NEIGHBOURS = (1, 2, 3, 5, 8, 12, 20, 35)
 _PENALTIES_OF_LOGITS = (0.1, 1.0, 10.0, 100.0)
@@ -65,8 +67,8 @@ _NEWTON, _CHORD = 10, 5  # steps, and steps with a fixed Hessian
 _LONGEST, _SHORTEST = 3.0, 1e-2  # changes of a logit or log rate in a step: largest; at the end
 _BOUND = {"mean": 1.0, "logit": 1.0, "softmax": 2.0, "log": 1.0}  # of a Hessian by its blocks
 _LARGEST = 30.0  # |f| of a log rate or logit
-_FOLDS, _TREES, _DEPTH, _RATE, _SHRINK = 5, 40, 3, 0.3, 1.0
-_CUTS, _FEWEST_CUTS, _MOST_CUTS = 96, 15, 63  # thresholds: of all columns, of each
+_FOLDS, _TREES, _DEPTH, _RATE, _SHRINK = 4, 30, 3, 0.3, 1.0
+_CUTS, _FEWEST_CUTS, _MOST_CUTS = 96, 7, 63  # thresholds: of all columns, of each
 _FEWEST_OF_TREES = 30  # rows
 _LOG_R = 10.0  # largest |log r| of a negative binomial
 
@@ -152,8 +154,7 @@ def yardsticks(
     parts : Tensor, default None
         The number of the part of each row, [N], counted from 0; −1 for rows that no part holds out.
         Held-out predictions of a row come from models without its part. Those of the other rows
-        come from models without the row, but for trees. The noise is estimated on rows of parts.
-        None: each row is a part.
+        come from models without the row, or for trees a fold. None: each row is a part.
     classes : int, default 0
         The number of classes, if it may be larger than those in y.
 
@@ -192,23 +193,25 @@ def yardsticks(
         shown = one_hot(target, max(classes, 2, int(target.max()) + 1)).double()
     rows = _Rows((x - middle) / spread, shown, each, part, link, _start(shown, share, link))
 
-    found = []
+    fitted: dict[str, _Model] = {}
     for name, fit in _MODELS.items():
-        try:
+        with suppress(torch.linalg.LinAlgError):
             model = fit(rows, seed)
-        except torch.linalg.LinAlgError:
-            continue
-        if model is None or not bool(torch.isfinite(model.held_out).all()):
-            continue
-        used = each if part is None else each * (part >= 0)
-        noise, theta, chosen = _noise(likelihood, model.held_out, target, used, scale)
+            if model is not None and bool(torch.isfinite(model.held_out).all()):
+                fitted[name] = model
+    noisy = partial(_noise, likelihood, y=target, weight=each, scale=scale)
+    best = min(fitted, key=lambda name: float(rows.loss(fitted[name].held_out)))
+    shape = noisy(fitted[best].held_out)[0]  # normal or Student-t: the same for all
+    found = []
+    for name, model in fitted.items():
+        noise, theta, chosen = noisy(model.held_out, shape=shape)
         score = noise.log_prob(model.held_out, target, theta)
         score = score if scale is None else score - scale[1].log().sum()
 
         def location(new: Tensor, of: Callable[[Tensor], Tensor] = model.outputs) -> Tensor:
             return of((new - middle) / spread)
 
-        optimism = _SETTINGS[name] / float(each.sum()) + chosen / float(used.sum())
+        optimism = (_SETTINGS[name] + chosen) / float(each.sum())
         found.append(Yardstick(name, location, noise, theta, score, optimism, scale))
     return found
 
@@ -292,10 +295,10 @@ _LINKS: dict[type[Likelihood], str] = {
 
 def _noise(
     likelihood: Likelihood, f: Tensor, y: Tensor, weight: Tensor,
-    scale: tuple[Tensor, Tensor] | None,
+    scale: tuple[Tensor, Tensor] | None, shape: Likelihood | None = None,
 ) -> tuple[Likelihood, dict[str, Tensor], int]:  # fmt: skip
     """The likelihood and its parameters, by held-out outputs f [N, O]; and how many numbers were
-    estimated."""
+    estimated. `shape` is normal or Student-t noise, if that is known."""
     output: Shape = tuple(f.shape[1:])
     if isinstance(likelihood, Bernoulli | Categorical):
         plain = likelihood.plain()
@@ -312,7 +315,7 @@ def _noise(
     if scale is None:
         return likelihood, dict(likelihood.constants(output)), 0
     given = likelihood.constants(output, scale[1])
-    if given and "log_noise" in given:
+    if "log_noise" in given or (given and isinstance(likelihood, StudentT) and likelihood.df):
         return likelihood, dict(given), 0
     rows = float(weight.sum())
     fewer = rows / max(rows - Gaussian.degrees_of_freedom_correction, 1.0)
@@ -322,7 +325,15 @@ def _noise(
     floor = torch.finfo(torch.float32).eps
     noise = {"log_noise": 0.5 * square.clamp_min(floor**2).log()}
     plain = Gaussian(per_output=likelihood.per_output)
-    if not (likelihood.assumed or likelihood.heavy_tailed) or likelihood.per_output:
+    if isinstance(shape, StudentT):
+        student, log_noise = shape, noise["log_noise"]
+
+        def at(u: float) -> Tensor:
+            return student.log_prob(f, y, {"log_scale": log_noise + u})
+
+        return student, {"log_scale": log_noise + map_estimate(at, weight, 2.0, math.inf)}, 2
+    free = (likelihood.assumed or likelihood.heavy_tailed) and not likelihood.per_output
+    if shape is not None or not free:
         return plain, noise, square.numel()
     z = (f - y) / noise["log_noise"].exp()
     excess = float((weight @ z.pow(4)).mean()) / rows - 3.0

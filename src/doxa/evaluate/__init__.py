@@ -17,6 +17,15 @@ from doxa.evaluate.calibration import (
     reliability,
 )
 from doxa.evaluate.conformal import conformal
+from doxa.evaluate.imbalance import (
+    RareClass,
+    Threshold,
+    average_precision,
+    least_cost,
+    rare_class,
+    roc_auc,
+    threshold,
+)
 from doxa.evaluate.ood import FeatureDensity, aupr, auroc, fpr95, ood_metrics, ood_scores
 from doxa.evaluate.pixels import Segmentation, segmentation
 from doxa.evaluate.recalibrate import recalibrate
@@ -46,16 +55,18 @@ from doxa.evaluate.scores import (
 )
 from doxa.evaluate.shifts import corrupted, shifted, sweep
 from doxa.evaluate.streaming import Streaming, metrics
+from doxa.evaluate.watch import Alarm, Watch, certify
 
 __all__ = [
-    "BrierParts", "CoverageCurve", "EceInterval", "FeatureDensity", "PitHistogram",
-    "QuantileReliability", "Reliability", "RiskCoverage", "Segmentation", "Streaming",
-    "accuracy", "agreement", "aupr", "auroc", "brier", "brier_decomposition", "closeness",
-    "conformal", "confusion", "corrupted", "coverage", "coverage_curve", "crps", "crps_draws",
-    "ece", "ece_interval", "fpr95", "interval_score", "log_likelihood", "mae", "metrics", "nll",
-    "ood_metrics", "ood_scores", "pinball", "pit", "pit_histogram", "quantile_reliability",
-    "recalibrate", "reliability", "risk_coverage", "rmse", "segmentation", "sharpness",
-    "shifted", "sweep", "top_k_accuracy", "total_variation", "wasserstein2", "width",
+    "Alarm", "BrierParts", "CoverageCurve", "EceInterval", "FeatureDensity", "PitHistogram",
+    "QuantileReliability", "RareClass", "Reliability", "RiskCoverage", "Segmentation", "Streaming",
+    "Threshold", "Watch", "accuracy", "agreement", "aupr", "auroc", "average_precision", "brier",
+    "brier_decomposition", "certify", "closeness", "conformal", "confusion", "corrupted",
+    "coverage", "coverage_curve", "crps", "crps_draws", "ece", "ece_interval", "fpr95",
+    "interval_score", "least_cost", "log_likelihood", "mae", "metrics", "nll", "ood_metrics",
+    "ood_scores", "pinball", "pit", "pit_histogram", "quantile_reliability", "rare_class",
+    "recalibrate", "reliability", "risk_coverage", "rmse", "roc_auc", "segmentation", "sharpness",
+    "shifted", "sweep", "threshold", "top_k_accuracy", "total_variation", "wasserstein2", "width",
 ]  # fmt: skip
 
 

@@ -10,7 +10,9 @@ float64, and the result is that of the whole to 1e-12 (in float32 the quantiles 
 with them coverage, width and pinball, are themselves only known to 1e-6). Two things differ: a
 CRPS from draws (Student-t, counts) is drawn anew for each batch. And what depends on the ranks of
 all rows, the adaptive ECE and the area under the risk-coverage curve, needs a number or two of
-every label: `ranks=True` keeps them and adds "adaptive_ece" and "aurc" to the result.
+every label: `ranks=True` keeps them and adds "adaptive_ece" and "aurc" to the result. AUROC and
+average precision depend on ranks, too: for one label per row, up to 2²³ probabilities are kept; of
+more, the two scores are omitted.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ from torch import Tensor
 
 from doxa.errors import DataError, Unavailable
 from doxa.evaluate import table
+from doxa.evaluate.imbalance import ranking_scores
 from doxa.evaluate.paired import (
+    Labelled,
     bin_of,
     bin_sums,
     check_count,
@@ -48,8 +52,9 @@ def metrics(p: Predictive, y: Any, *, level: float = 0.95, bins: int = 15) -> di
     """The metrics that fit the kind of target, in this order.
 
     Numbers: log_likelihood, rmse, mae, crps, coverage and width of the central interval at
-    `level`, pinball. Classes: log_likelihood, accuracy, brier, ece (top-label, `bins` bins); of a
-    conformal posterior set_coverage and set_size. Then any further score of `evaluate/table.py`.
+    `level`, pinball. Classes: log_likelihood, accuracy, brier, ece (top-label, `bins` bins), and
+    for one label per row roc_auc and average_precision, if two classes occur; of a conformal
+    posterior set_coverage and set_size. Then any further score of `evaluate/table.py`.
     Several heads: y is a tuple, and the names carry the head's number, "0.rmse". The functions
     of the same names document each. Scores that a predictive does not have are omitted: if only
     moments were kept, all but rmse and mae (`p.moment_matched()` has the rest).
@@ -196,7 +201,13 @@ class _Numbers(_Sums):
         return found
 
 
+_MOST_RANKED = 2**23  # probabilities that are kept
+
+
 class _Classes(_Sums):
+    ranked: list[tuple[Tensor, Tensor]] | None = None  # probabilities and labels; None: too many
+    decimals = 12
+
     def update(self, p: Predictive, y: Any) -> None:
         labels, bins = labelled(p, y), self.settings.bins
         confidence, hit = labels.confidence, labels.hit
@@ -213,12 +224,29 @@ class _Classes(_Sums):
             totals["log_likelihood"] = log_likelihood_each(p, y).sum()
         totals |= means_of("classes", p, y)
         kept = {"ranked": ranked, "gap": hit - confidence, "loss": 1.0 - hit}
+        first = self.batches == 0
         self.add(totals, kept if self.settings.ranks else {})
+        target = p.targets(y)
+        if first and target.numel() == len(target):  # one label per row
+            self.ranked = []
+        self._keep_ranks(labels)
+
+    def _keep_ranks(self, labels: Labelled) -> None:
+        """Keep the probabilities for AUROC and average precision."""
+        if self.ranked is None:
+            return
+        self.ranked.append((labels.probs.cpu(), labels.label.cpu()))
+        self.decimals = min(self.decimals, labels.decimals)
+        if sum(table.numel() for table, _ in self.ranked) > _MOST_RANKED:
+            self.ranked = None
 
     def result(self) -> dict[str, float]:
         labels, bins = float(self.totals["labels"]), self.settings.bins
         found = self.means(["log_likelihood", "accuracy", "brier"], "labels")
         found["ece"] = float(self.totals["gaps"].abs().sum()) / labels
+        if self.ranked:
+            tables, truth = zip(*self.ranked, strict=True)
+            found |= ranking_scores(torch.cat(tables), torch.cat(truth), self.decimals)
         found |= self.declared()
         if self.settings.ranks:
             ranked = self.all("ranked")

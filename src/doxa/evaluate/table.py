@@ -104,6 +104,13 @@ SCORES = (
           tile=True, compared=True, printed=True),
     Score("brier", "Brier score", "lower", "squared distance of the probabilities from the target",
           tile=True, compared=True, printed=True),
+    Score("roc_auc", "AUROC", "higher",
+          "probability that a row of the rarer class has a larger probability of it than another "
+          "row; of several classes, the mean over them", tile=True, compared=True, printed=True),
+    Score("average_precision", "average precision", "higher",
+          "mean precision over recall for the rarer class; without information it is its share; "
+          "of several classes, the mean over them", compared=True,
+          printed=True),
     Score("set_coverage", "set coverage", "near", "share of targets inside the conformal set",
           set_coverage_each, "classes", share=True, at_level=True, printed=True),
     Score("set_size", "set size", "lower", "mean number of classes in that set",

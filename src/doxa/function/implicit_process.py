@@ -218,7 +218,9 @@ class ImplicitProcessPosterior(WeightPosterior):
         count = len(self._point)
         return own | {name: v.expand(count, *v.shape) for name, v in self.constants.items()}
 
-    def _predict(self, x: Any, n: int | None, seed: int | None, keep: str) -> Predictive:
+    def _predict_constant_noise(
+        self, x: Any, n: int | None, seed: int | None, keep: str
+    ) -> Predictive:
         seed = self.sampling(n, seed, keep)
         x = self.check_inputs(x)
         if self.base_likelihood.integrates_normal:

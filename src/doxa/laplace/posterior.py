@@ -309,11 +309,13 @@ class LaplacePosterior(GaussianPosterior):
         own = {"method": method} | ({"at": tensors["at"]} if "at" in tensors else {})
         return super().restore(common | own, tensors, extra)
 
-    def _predict(self, x: Any, n: int | None, seed: int | None, keep: str) -> Predictive:
+    def _predict_constant_noise(
+        self, x: Any, n: int | None, seed: int | None, keep: str
+    ) -> Predictive:
         """Predict; with Gaussian noise the linearised predictive is a closed form without
         samples."""
         if not self.linearised:
-            return super()._predict(x, n, seed, keep)
+            return super()._predict_constant_noise(x, n, seed, keep)
         seed = self.sampling(n, seed, keep)
         x = self.check_inputs(x)
         jacobians = self.jacobians()

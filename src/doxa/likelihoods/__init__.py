@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from doxa.likelihoods.base import Likelihood, Theta
 from doxa.likelihoods.classes import Bernoulli, Categorical
-from doxa.likelihoods.compose import Affine, Heads
+from doxa.likelihoods.compose import Affine, Heads, NoiseScale, ScaledNoise
 from doxa.likelihoods.gaussian import Gaussian, HeteroscedasticGaussian, StudentT
-from doxa.likelihoods.negative_binomial import NegativeBinomial
+from doxa.likelihoods.negative_binomial import Counts, NegativeBinomial
 from doxa.likelihoods.poisson import Poisson
 from doxa.likelihoods.table import LIKELIHOODS, Inferred, assumed, infer, likelihood
 
@@ -15,13 +15,16 @@ __all__ = [
     "Affine",
     "Bernoulli",
     "Categorical",
+    "Counts",
     "Gaussian",
     "Heads",
     "HeteroscedasticGaussian",
     "Inferred",
     "Likelihood",
     "NegativeBinomial",
+    "NoiseScale",
     "Poisson",
+    "ScaledNoise",
     "StudentT",
     "Theta",
     "assumed",

@@ -229,10 +229,11 @@ class Gaussian(Likelihood):
         return self.assumed and self.noise is None and not self.per_output
 
     def calibrate_held_out(
-        self, f: Tensor, y: Tensor, theta: Theta, weight: Tensor, stopped: int = 1
-    ) -> CalibratedLikelihood | None:
+        self, f: Tensor, y: Tensor, theta: Theta, weight: Tensor, stopped: int = 1,
+        clear: float = _CLEAR,
+    ) -> CalibratedLikelihood | None:  # fmt: skip
         """Student-t noise with its degrees of freedom and scale, where held-out rows are clearly
-        more likely under it."""
+        more likely under it: twice the log likelihood ratio exceeds `clear`."""
 
         def score(u: float, df: float | None = None) -> Tensor:
             if df is None:
@@ -248,7 +249,7 @@ class Gaussian(Likelihood):
         found = {df: best(df) for df in _DEGREES}
         df = max(_DEGREES, key=lambda df: found[df])
         gained = found[df][0] - best(None)[0]
-        if not 2.0 * gained > _CLEAR:
+        if not 2.0 * gained > clear:
             return None
         message = f"student-t with {df:g} degrees of freedom"
         moved = {"log_scale": found[df][1]}

@@ -31,7 +31,7 @@ from doxa.likelihoods.base import Likelihood
 from doxa.likelihoods.classes import Bernoulli, Categorical
 from doxa.likelihoods.compose import Heads
 from doxa.likelihoods.gaussian import Gaussian, HeteroscedasticGaussian, StudentT
-from doxa.likelihoods.negative_binomial import NegativeBinomial
+from doxa.likelihoods.negative_binomial import Counts, NegativeBinomial
 from doxa.likelihoods.poisson import Poisson
 
 LIKELIHOODS: dict[str, type[Likelihood]] = {
@@ -42,6 +42,7 @@ LIKELIHOODS: dict[str, type[Likelihood]] = {
         StudentT,
         Poisson,
         NegativeBinomial,
+        Counts,
         Bernoulli,
         Categorical,
     )
@@ -130,7 +131,8 @@ def _of_outputs_shape(y: Tensor, whole: bool, complete: bool) -> Inferred:
         return _uncertain(reason, "bernoulli")
     if not truth and not _are_yes_or_no(y):
         counts = "y holds whole numbers, one for each output, and other values than 0 and 1"
-        return Inferred("gaussian", counts if whole else "", level=logging.INFO)
+        advice = 'pass likelihood="counts" if they count something' if whole else ""
+        return Inferred("gaussian", counts if whole else "", advice, logging.INFO)
     if complete and y[0].numel() > 1 and bool((y.flatten(1).sum(1) == 1).all()):
         return _uncertain("each row of y holds one 1", "categorical", " with y.argmax(1)")
     if whole:

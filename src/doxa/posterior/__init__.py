@@ -12,6 +12,7 @@ from doxa.posterior.base import (
     Stopping,
     register_posterior,
 )
+from doxa.posterior.certificate import Certificate, Estimate
 from doxa.posterior.implicit import ImplicitPosterior
 from doxa.posterior.mixture import MixturePosterior, TransformedPosterior
 from doxa.posterior.process import ProcessPosterior
@@ -27,8 +28,10 @@ from doxa.posterior.weights import (
 
 __all__ = [
     "CentredPosterior",
+    "Certificate",
     "Compared",
     "Diagnostics",
+    "Estimate",
     "FunctionDraws",
     "GaussianPosterior",
     "HeldOut",

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Required, Self, TypedDict
 
@@ -38,6 +38,7 @@ from doxa.errors import DataError, MethodError, ShapeError, StoreError, Unavaila
 from doxa.likelihoods import Affine, Likelihood
 from doxa.linalg.layout import Params
 from doxa.model import Model
+from doxa.posterior.certificate import Certificate, doxa_version, fingerprint, today
 from doxa.predictive import Predictive
 
 REGISTRY: dict[str, type[Posterior]] = {}
@@ -143,11 +144,13 @@ class Stopping(TypedDict):
     rows: list[float]  # the total weight of its held-out rows, which scores are summed over
 
 
-class HeldOutCalibration(TypedDict):
+class HeldOutCalibration(TypedDict, total=False):
     """The calibration of the likelihood on held-out rows."""
 
-    rows: int
-    likelihood: str  # what was found, as text
+    rows: Required[int]
+    likelihood: Required[str]  # what was found, as text
+    noise_columns: list[int]  # the inputs that the noise depends on most; -1: the prediction
+    noise_p_value: float  # of noise that does not depend on them
 
 
 class Diagnostics(dict[str, Any]):
@@ -215,7 +218,8 @@ class Diagnostics(dict[str, Any]):
 
     @property
     def held_out_calibration(self) -> HeldOutCalibration | None:
-        """The calibration of the likelihood on held-out rows: rows, likelihood."""
+        """The calibration of the likelihood on held-out rows: rows, likelihood; noise_columns and
+        noise_p_value."""
         return self.get("held_out_calibration")
 
     @property
@@ -258,6 +262,7 @@ class Record:
     metadata: dict[str, Any] = field(default_factory=dict)
     validation: float | None = None  # estimate of the mean log predictive of new rows
     stats: dict[str, Tensor] = field(default_factory=dict)  # of each kept draw, {name: [K, T]}
+    certificate: Certificate | None = None  # of the rows that evaluated
 
 
 class PredictiveTransform(ABC):
@@ -318,6 +323,7 @@ class Posterior(describe.Described, ABC):
     scalar_targets: bool | tuple[bool, ...] = False
     transform: PredictiveTransform | None = None  # a recalibration or a conformal correction
     fitted_rows: FittedRows | None = None  # None: not known, for example for streamed rows
+    input_reference: Tensor | None = None  # [R, K], what the inputs of new rows are compared with
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -364,6 +370,23 @@ class Posterior(describe.Described, ABC):
     @property
     def validation(self) -> float | None:
         return self.record.validation
+
+    @property
+    def certificate(self) -> Certificate:
+        """What was evaluated about the fit, by which rows, and what was assumed. It is saved with
+        the posterior, and `doxa.evaluate.Watch` compares new rows with it."""
+        found, held = self.record.certificate or Certificate(), self.diagnostics
+        if found.method:  # as it was saved
+            return found
+        return replace(
+            found, data=self._fingerprint(), reference=fingerprint(self.input_reference),
+            method=str(self.method.name), trained_rows=held.rows, version=doxa_version(),
+            yardsticks=held.get("yardsticks"), date=found.date or today(),
+        )  # fmt: skip
+
+    def _fingerprint(self) -> str:
+        """Of the rows of the fit."""
+        return "" if self.fitted_rows is None else fingerprint(self.fitted_rows.hashes)
 
     @property
     @abstractmethod
@@ -476,6 +499,7 @@ class Posterior(describe.Described, ABC):
         new.columns, new.scalar_targets = self.columns, self._scalar_with(y)
         rows = FittedRows.of(self.read(x), as_tensors(y, "y"))
         new.fitted_rows = rows if self.fitted_rows is None else self.fitted_rows.plus(rows)
+        new.record = replace(new.record, certificate=None)  # of other predictions
         return new
 
     def _scalar_with(self, y: Any) -> bool | tuple[bool, ...]:

@@ -17,11 +17,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from doxa.data.fitted_rows import watched_inputs
 from doxa.errors import DataError, MethodError, ModelError, StoreError
 from doxa.linalg.layout import Params
 from doxa.posterior.base import Posterior, PredictiveTransform, register_posterior
@@ -168,7 +170,11 @@ class TransformedPosterior(Posterior):
         )
         self.base = base
         self.transform = transform
-        self.record, self.columns = base.record, base.columns
+        self.record = replace(base.record, certificate=None)  # of the predictions of the base
+        self.columns, found, shape = base.columns, base.input_reference, base.inputs
+        if found is not None and isinstance(shape, list) and len(shape) == 1:
+            columns = len(watched_inputs(shape[0]))  # the others are of predictions of the base
+            self.input_reference = found[:, :columns].clone()
         self.scalar_targets = base.scalar_targets
         self.log_evidence, self.elbo = base.log_evidence, base.elbo
 
@@ -212,6 +218,9 @@ class TransformedPosterior(Posterior):
 
     def count_fitted(self, x: Any, y: Any) -> int:
         return self.base.count_fitted(x, y)
+
+    def _fingerprint(self) -> str:
+        return self.base._fingerprint()
 
     def to_arviz(self) -> Any:
         return self.base.to_arviz()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from doxa import checks, nets, store
 from doxa.data import FittedRows, Standardisation, free_memory
 from doxa.engine.engine import default_modes
-from doxa.errors import ModelError, StoreError
+from doxa.errors import CorruptedArtefact, ModelError, StoreError
 from doxa.likelihoods import Likelihood
 from doxa.model import Model
 from doxa.model.functional import Functional, made_small
@@ -22,6 +22,7 @@ from doxa.model.layers import Site
 from doxa.model.model import FACTS, Network
 from doxa.noise import drawing
 from doxa.posterior.base import Diagnostics, Posterior, Record, Status, leaves, posterior_class
+from doxa.posterior.certificate import Certificate, fingerprint
 from doxa.posterior.weights import BUFFERS
 
 FORMAT = 1
@@ -36,7 +37,11 @@ def to_artefact(posterior: Posterior) -> tuple[dict[str, Tensor], dict[str, Any]
     tensors |= {f"stat.{k}": v.detach().cpu().contiguous() for k, v in record.stats.items()}
     rows = posterior.fitted_rows
     tensors |= {} if rows is None else {"fitted_rows": rows.hashes.detach().cpu()}
-    plain = asdict(replace(record, stats={})) | {"status": str(record.status)}
+    tensors |= (
+        {} if posterior.input_reference is None else {"input_reference": posterior.input_reference}
+    )
+    plain = asdict(replace(record, stats={}, certificate=None)) | {"status": str(record.status)}
+    del plain["certificate"]  # it has an entry of its own
     meta = {
         "format": FORMAT,
         "kind": posterior.kind,
@@ -51,6 +56,7 @@ def to_artefact(posterior: Posterior) -> tuple[dict[str, Tensor], dict[str, Any]
         "model": _model_meta(posterior.model, tensors),
         "record": store.encode(plain, "record"),
         "reason": record.status.reason,
+        "certificate": posterior.certificate.to_json(),
     }
     return tensors, meta
 
@@ -94,8 +100,27 @@ def _from_artefact(tensors: dict[str, Tensor], meta: dict[str, Any], net: nn.Mod
     posterior.scalar_targets = _read_scalar(meta.get("scalar_targets", False))
     if meta.get("fitted_rows") is not None:
         posterior.fitted_rows = _read_fitted(tensors["fitted_rows"], meta["fitted_rows"])
+    if meta.get("certificate") is not None:  # an older artefact has none
+        _read_certificate(posterior, tensors.get("input_reference"), meta["certificate"])
     posterior.check_restored()
     return posterior
+
+
+def _read_certificate(posterior: Posterior, reference: Tensor | None, saved: Any) -> None:
+    """The saved certificate, compared with its checksum and with the artefact it lies in."""
+    found = Certificate.from_json(saved)
+    if reference is not None and (reference.dtype != torch.float32 or reference.ndim != 2):
+        raise CorruptedArtefact("the reference of the certificate is no table of float32")
+    posterior.input_reference = None if reference is None else reference.cpu()
+    posterior.record.certificate = found
+    own = {"data": posterior._fingerprint(), "reference": fingerprint(posterior.input_reference)}
+    for name, value in own.items():
+        unknown = name == "data" and not value  # the rows of the fit were not saved
+        if getattr(found, name) != value and not unknown:
+            raise CorruptedArtefact(
+                f"the certificate of the run is of another run: its entry {name!r} does not "
+                "match; use another copy of the run"
+            )
 
 
 # Statuses that were renamed since artefacts were written.

@@ -30,10 +30,11 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from doxa import linalg
-from doxa.data import free_memory, rows_of
+from doxa.data import Standardisation, free_memory, rows_of
 from doxa.engine import Engine, choose_engine, tiles
 from doxa.engine.engine import Count, threads_for
 from doxa.errors import MemoryBudgetError, MethodError, ModelError, StoreError, Unavailable
+from doxa.likelihoods import Affine, Likelihood, NoiseScale, ScaledNoise
 from doxa.linalg.layout import Layout, Params
 from doxa.model import Model, likelihood_parameters
 from doxa.model.layers import plain_weights
@@ -41,6 +42,8 @@ from doxa.noise import generator, repeated
 from doxa.posterior import chains
 from doxa.posterior.base import Posterior, each, leaves, register_posterior
 from doxa.predictive import Moments, Predictive
+from doxa.predictive.form import MomentForm, mix
+from doxa.predictive.mixture import Mixture
 from doxa.priors import Hierarchical, bind, each_prior
 from doxa.priors.hierarchical import SharedScale
 
@@ -110,6 +113,8 @@ class WeightPosterior(Posterior):
         The learned parameters that rewritten layers add, flat, [K, Q].
     priors : list or None
         The learned prior of each member; None: the prior of the model.
+    noise_scale : NoiseScale or None
+        The factor on the noise that depends on the row, by held-out rows; None: no factor.
     """
 
     same_weights = False  # the draws of a member differ only in the noise of layers
@@ -123,6 +128,7 @@ class WeightPosterior(Posterior):
         buffers: Params | None = None,
         layers: Tensor | None = None,
         priors: Sequence[Any] | None = None,
+        noise_scale: NoiseScale | None = None,
         **kw: Any,
     ) -> None:
         super().__init__(*args, **kw)
@@ -130,6 +136,7 @@ class WeightPosterior(Posterior):
         self.buffers = buffers or {}
         self.layers = layers
         self.priors = None if priors is None else list(priors)
+        self.noise_scale = noise_scale
         self._engine: Engine | None = None
         self._products: dict[Any, float] = {}  # multiplications in the largest product, by shapes
 
@@ -148,6 +155,16 @@ class WeightPosterior(Posterior):
         all draws together may not fit in memory."""
 
     def _predict(self, x: Any, n: int | None, seed: int | None, keep: str) -> Predictive:
+        if self.noise_scale is None:
+            return self._predict_constant_noise(x, n, seed, keep)
+        x = self.read(x)
+        p = self._predict_constant_noise(x, n, seed, keep)
+        return _scaled(p, self.noise_scale, self.scales.x(x, self.dtype), self.scales)
+
+    def _predict_constant_noise(
+        self, x: Any, n: int | None, seed: int | None, keep: str
+    ) -> Predictive:
+        """The prediction without `noise_scale`."""
         seed = self.sampling(n, seed, keep)
         x = self.check_inputs(x)
         if keep == "samples":
@@ -345,7 +362,8 @@ class WeightPosterior(Posterior):
         return {"ids": torch.tensor(self.ids), **constants, **buffers, **layers}
 
     def extra(self) -> dict[str, Any]:
-        return {} if self.priors is None else {"priors": self.priors}
+        own = {"priors": self.priors, "noise_scale": self.noise_scale}
+        return {name: value for name, value in own.items() if value is not None}
 
     def check_restored(self) -> None:
         super().check_restored()
@@ -392,8 +410,43 @@ class WeightPosterior(Posterior):
         return {
             "constants": under("constant."), "buffers": under(BUFFERS),
             "ids": tensors["ids"].tolist(), "layers": tensors.get("layers"),
-            "priors": extra.get("priors"),
+            "priors": extra.get("priors"), "noise_scale": _read_noise_scale(extra),
         }  # fmt: skip
+
+
+def _read_noise_scale(extra: dict[str, Any]) -> NoiseScale | None:
+    found = extra.get("noise_scale")
+    if found is not None and not isinstance(found, NoiseScale):
+        raise StoreError(f"the factor on the noise is {found!r:.60}")
+    return found
+
+
+def _scaled(p: Predictive, scale: NoiseScale, x: Tensor, scales: Standardisation) -> Predictive:
+    """The predictive p at x, in fitted units, with its noise multiplied by the factor of each
+    row."""
+    form = p.form
+    if isinstance(form, MomentForm):
+        mean = form.mean
+        if scales.y_loc is not None:
+            loc, size = (t.to(mean.device) for t in (scales.y_loc, scales.y_scale))
+            mean = (mean - loc) / size
+        h = scale.log_scale(mean[:, 0], x.to(mean.device)).to(form.mean).unsqueeze(1)
+        noise, entropy = (2.0 * h).exp() * form.aleatoric, h + form.expected_entropy
+        return Predictive.of(MomentForm(form.likelihood, form.mean, noise, form.epistemic, entropy))
+    if not isinstance(form, Mixture):
+        raise Unavailable(f"the noise of a {type(form).__name__} has no factor for each row")
+    f, variance = form.f, form.f_variance
+    mean = mix(f, form.weights)[:, 0]
+    h = scale.log_scale(mean, x.to(f.device)).to(f).reshape(1, -1, 1)
+    f = torch.cat([f, h.expand_as(f)], 2)
+    if variance is not None:
+        variance = torch.cat([variance, torch.zeros_like(variance)], 2)
+    base = form.likelihood
+    if isinstance(base, Affine):
+        scaled: Likelihood = Affine(ScaledNoise(base.base), base.loc, base.scale)
+    else:
+        scaled = ScaledNoise(base)
+    return Predictive.of(Mixture(scaled, f, form.theta, form.weights, variance))
 
 
 def concatenate(parts: list[Any], dim: int) -> Any:

@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from doxa.app.commands.terminal import err, log_to_terminal, out
+from doxa.app.commands.terminal import err, exit_by_status, log_to_terminal, out, status_of
 from doxa.app.options import (
+    AllowStatus,
     Conformal,
     ConformalKind,
     DataFile,
@@ -48,9 +49,14 @@ def calibrate(
     decimal: Decimal = None,
     encoding: Encoding = None,
     seed: Seed = 0,
+    allow_status: AllowStatus = False,
     verbose: Verbose = False,
 ) -> None:
-    """Recalibrate a saved run on rows that the fit has not seen, and save it as another run."""
+    """Recalibrate a saved run on rows that the fit has not seen, and save it as another run.
+
+    An over- or underconfident status is evaluated again, with rows that are held out from the
+    correction. Exit codes are those of doxa fit, by the status after it.
+    """
     from doxa import store
     from doxa.app import calibration, fitting, held_out, saved_runs, schema
     from doxa.app.reading import Dialect
@@ -78,6 +84,8 @@ def calibrate(
     for line in messages:
         out.print(line, highlight=False, soft_wrap=True)
     saved_runs.record_calibration(posterior, asked, data.name, digest, len(frame), seed)
+    out.print(f"status: {status_of(posterior)}", highlight=False, soft_wrap=True)
     posterior.save(str(target))
     name = escape(str(target))
     out.print(f"saved to {name}; next: doxa predict {name} NEW.csv", soft_wrap=True)
+    exit_by_status(posterior, allow_status)

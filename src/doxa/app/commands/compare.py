@@ -16,6 +16,7 @@ from rich.markup import escape
 
 from doxa.app.commands.terminal import (
     err,
+    exit_by_status,
     log_to_terminal,
     out,
     plan_of,
@@ -26,6 +27,7 @@ from doxa.app.commands.terminal import (
 from doxa.app.comparison import Comparison
 from doxa.app.fitting import Plan, fit_arrays
 from doxa.app.options import (
+    AllowStatus,
     BatchSize,
     Categorical,
     DataFile,
@@ -186,16 +188,21 @@ def compare(
     validation: Validation = None,
     device: Device = None,
     seed: Seed = 0,
+    allow_status: AllowStatus = False,
     verbose: Verbose = False,
 ) -> None:
     """Fit several methods to the same rows, and compare them on held-out rows.
 
     The tables show scores, calibration, cost as a multiple of MAP, and the distance to a reference
     posterior from a long HMC run.
+
+    Exit codes, with --keep: those of doxa fit, by the status of the saved run. Otherwise 0,
+    whatever the statuses in the table.
     """
     from doxa import store
     from doxa.app import comparison, fitting, schema, tables
     from doxa.app.comparison import page
+    from doxa.driver.validation import evaluate_rows
 
     log_to_terminal(verbose)
     names = listed(methods)
@@ -242,10 +249,15 @@ def compare(
         out.print(keep_message(found, name, len(frame)), highlight=False, soft_wrap=True)
         posterior = refit(columns, frame, name, plan, found)
         posterior.metadata.update(fitting.provenance(data, len(frame), plan, table.facts()))
+        if held_out is not None and test is not None:
+            x, _ = columns.features(held_out)
+            rows = f"rows of --test {test.name}"
+            evaluate_rows(posterior, x, columns.targets(held_out), rows, columns.targets(frame))
         posterior.save(str(kept.folder))
         run = escape(str(kept.folder))
         out.print(f"{name}: {status_of(posterior)}")
         out.print(f"saved to {run}; next: doxa predict {run} NEW.csv", soft_wrap=True)
+        exit_by_status(posterior, allow_status)
 
 
 def _say(message: str) -> None:

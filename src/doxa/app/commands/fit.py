@@ -21,7 +21,7 @@ from rich.markup import escape
 
 from doxa import describe
 from doxa.app.commands.terminal import (
-    err,
+    exit_by_status,
     log_to_terminal,
     out,
     plan_of,
@@ -32,6 +32,7 @@ from doxa.app.commands.terminal import (
 )
 from doxa.app.fitting import ASKED, forget_checkpoint
 from doxa.app.options import (
+    AllowStatus,
     BatchSize,
     Calibrate,
     CalibrationShare,
@@ -66,6 +67,7 @@ from doxa.app.options import (
     Validation,
     Verbose,
 )
+from doxa.describe import calibrated_likelihood
 from doxa.errors import MethodError, StoreError
 from doxa.store import write_text
 
@@ -170,9 +172,6 @@ def _shown(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-DIVERGED = 3  # the exit code of a fit that is saved and cannot be used
-
-
 def fit(
     context: typer.Context,
     data: DataFile,
@@ -231,6 +230,7 @@ def fit(
             "interrupted fit. With --resume, a message is printed if there is nothing to resume.",
         ),
     ] = False,
+    allow_status: AllowStatus = False,
     verbose: Verbose = False,
 ) -> None:
     """Fit a network to a table and save the posterior.
@@ -238,12 +238,13 @@ def fit(
     If the fit is interrupted, run the same command again: it continues from the last checkpoint.
     A finished run is replaced only with --overwrite.
 
-    Exit codes: 0 saved (the printed status reports problems of the fit); 2 an error;
-    3 saved, but the fit diverged; 130 interrupted.
+    Exit codes: 0 saved, and the status is ok; 2 an error; 3 saved, but the fit diverged;
+    4 saved, but the status is not ok (--allow-status: 0); 130 interrupted.
     """
     from doxa import store
     from doxa.app import fitting, held_out, predictions, saved_runs, schema
     from doxa.app.calibration import Calibration, calibrated
+    from doxa.driver.validation import evaluate_rows
 
     log_to_terminal(verbose)
     chosen = fitting.make_method(method, settings or ())  # mistyped: before any reading
@@ -316,14 +317,17 @@ def fit(
     posterior.metadata.update(parts.remembered(digest))
     if leaks:
         posterior.metadata["leakage"] = leaks
-    status = posterior.status
-    out.print(f"{method}: {status_of(posterior)}, {perf_counter() - start:.1f} s")
+    seconds = perf_counter() - start
     if stages := fitting.stages_message(posterior):
         out.print(stages, highlight=False, soft_wrap=True)
     if found := posterior.diagnostics.get("held_out"):
         out.print(f"held out: {describe.held_out(found)}", highlight=False, soft_wrap=True)
     if left := posterior.diagnostics.get("held_out_calibration"):
-        out.print(f"likelihood: {left['likelihood']}, chosen by {left['rows']:,} held-out rows")
+        chosen = calibrated_likelihood(left, columns.input_names)
+        out.print(
+            f"likelihood: {chosen}, chosen by {left['rows']:,} held-out rows",
+            highlight=False, soft_wrap=True,
+        )  # fmt: skip
     if asked:
         rows = parts.calibration
         groups = together.some(rows).groups
@@ -337,6 +341,9 @@ def fit(
         scores = held_out.score(posterior, columns, tested, y[parts.train])
         posterior.metadata["held_out_scores"] = scores
         out.print(score_table(scores))
+        name = f"rows of --test {tested.file}" if split is None else "rows of --split"
+        evaluate_rows(posterior, tested.x, tested.y, name, y[parts.train])
+    out.print(f"{method}: {status_of(posterior)}, {seconds:.1f} s", highlight=False, soft_wrap=True)
     posterior.save(str(out_folder))
     fitting.forget_checkpoint(checkpoint)
     with_context = "" if task is None else " --context KNOWN.csv"
@@ -345,6 +352,4 @@ def fit(
         f"NEW.csv{with_context}",
         soft_wrap=True,
     )
-    if status == "diverged":
-        err.print("the fit diverged: do not use its predictions", highlight=False)
-        raise typer.Exit(DIVERGED)
+    exit_by_status(posterior, allow_status)

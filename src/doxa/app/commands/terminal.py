@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import typer
 from rich.console import Console
 from rich.logging import RichHandler
 from rich.markup import escape
@@ -82,6 +83,27 @@ def say_schema(columns: Schema, rows: int) -> None:
 def status_of(posterior: Any) -> str:
     status = posterior.status
     return escape(f"{status} ({status.reason})" if status.reason else str(status))
+
+
+DIVERGED, NOT_OK = 3, 4  # exit codes: a run was saved, but its status is not "ok"
+
+
+def exit_by_status(posterior: Any, allowed: bool) -> None:
+    """End the command after a run was saved; by an exit code of its own unless the status is
+    "ok", or is `allowed`. A diverged fit is never allowed."""
+    status = posterior.status
+    if status == "diverged":
+        err.print("the fit diverged: do not use its predictions", highlight=False)
+        raise typer.Exit(DIVERGED)
+    if status != "ok" and not allowed:
+        err.print(
+            escape(
+                f"the run is saved, but its status is {str(status)!r}: exit code {NOT_OK} "
+                "(--allow-status: 0)"
+            ),
+            highlight=False, soft_wrap=True,
+        )  # fmt: skip
+        raise typer.Exit(NOT_OK)
 
 
 def score_table(found: dict[str, Any]) -> Table:

@@ -20,9 +20,11 @@ from doxa.app.report.text import (
     describe_network,
     describe_prior,
     duration,
+    percent,
     settings,
     short,
 )
+from doxa.describe import calibrated_likelihood
 
 MOST_COLUMNS = 60
 MOST_NOTES = 20
@@ -35,7 +37,7 @@ RANDOM = {
 
 
 def fitted_section(subject: Subject) -> Content:
-    shown = [part(subject) for part in (_method, _model, _data, _run)]
+    shown = [part(subject) for part in (_method, _model, _data, _run, _certificate)]
     return [html.cards(*shown), *_leaks(subject), _columns(subject)]
 
 
@@ -68,9 +70,34 @@ def _method(subject: Subject) -> Content:
     return html.card("Method", pairs + chosen)
 
 
+def _certificate(subject: Subject) -> Content:
+    """What was evaluated when the run was saved, which `doxa watch` compares new rows with."""
+    found = subject.posterior.certificate
+
+    def interval(estimate: Any, show: Any) -> str | None:
+        if estimate is None:
+            return None
+        value, low, high = map(show, estimate)
+        return f"{value} ({low} to {high})"
+
+    pairs: list[tuple[str, Content]] = [
+        ("evaluated by", found.evaluated_by),
+        ("rows", f"{found.rows:,}" if found.rows else None),
+        (f"coverage at {percent(found.level)}", interval(found.coverage, percent)),
+        ("log likelihood per row", interval(found.log_prob, short)),
+        ("gain over a constant", interval(found.gain, short)),
+        ("5 % quantile of the scores", None if found.low_score is None else short(found.low_score)),
+        ("share of rows below it", interval(found.low_share, percent)),
+        ("assumed", f"{found.assumed} rows"),
+        ("data", found.data[:16] or None),
+        ("doxa, date", f"{found.version}, {found.date}"),
+    ]
+    return html.card("Certificate", pairs)
+
+
 def _model(subject: Subject) -> Content:
     posterior, model = subject.posterior, subject.posterior.model
-    pairs: list[tuple[str, Content]] = [("likelihood", _likelihood(posterior))]
+    pairs: list[tuple[str, Content]] = [("likelihood", _likelihood(subject))]
     if model is None:
         pairs += [("network", "none: the method does not use one")]
     else:
@@ -89,8 +116,13 @@ def _model(subject: Subject) -> Content:
     return html.card("Model", pairs)
 
 
-def _likelihood(posterior: Any) -> str:
+def _likelihood(subject: Subject) -> str:
+    posterior, schema = subject.posterior, subject.schema
     text = describe(posterior.base_likelihood)
+    left = posterior.diagnostics.get("held_out_calibration", {})
+    if "noise_columns" in left:
+        names = schema.input_names if schema else posterior.columns
+        text = calibrated_likelihood({**left, "likelihood": text}, names)
     if rows := _chosen_by(posterior):
         return f"{text}, chosen by {rows:,} held-out rows"
     return f"{text}, noise learned" if posterior.base_likelihood.learns_noise else text

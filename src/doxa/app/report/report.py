@@ -13,6 +13,7 @@ from doxa.app.report.status import OverallStatus
 from doxa.app.report.subject import (
     FITTED,
     HELD_OUT,
+    TEST,
     Input,
     Subject,
     column_names,
@@ -35,6 +36,7 @@ class Part(NamedTuple):
 
 SECTIONS = (
     Part("scores", "Scores", scores.scores_section, True),
+    Part("rare-class", "Rare class", scores.rare_class_section, True),
     Part("calibration", "Calibration", calibration.calibration_section, True),
     Part("uncertainty", "Uncertainty", calibration.uncertainty_section, True),
     Part("predictions", "Predictions and targets", predictions.predictions_section, True),
@@ -97,7 +99,7 @@ def write(
         posterior,
         target,
         None if classes is None else tuple(map(str, classes)),
-        test=None if test is None else rows_of_arrays(test, "the test rows", HELD_OUT, names),
+        test=None if test is None else rows_of_arrays(test, TEST, HELD_OUT, names),
         train=None if train is None else rows_of_arrays(train, "the training rows", FITTED, names),
         title=title,
         image=None if image is None else tuple(image),

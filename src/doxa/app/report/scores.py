@@ -7,10 +7,11 @@ import numpy as np
 from doxa.app.report import html
 from doxa.app.report.evaluation import Evaluation
 from doxa.app.report.html import Content, Wrapped
-from doxa.app.report.subject import Subject
+from doxa.app.report.subject import Array, Subject
 from doxa.app.report.text import count, percent, short
-from doxa.evaluate import table
+from doxa.evaluate import RareClass, rare_class, table, threshold
 from doxa.evaluate.table import LEVEL, Score, score
+from doxa.predictive import Predictive
 
 
 def title_of(of: Score, level: float = LEVEL) -> str:
@@ -89,6 +90,69 @@ def _table(found: Evaluation) -> Content:
         rows.append([title_of(each, found.level), value, aim_of(each, found.level), Wrapped(note)])
     columns = ["score", "value", "better", "what it is"]
     return html.table("Scores", columns, rows, tall=True, right=(1,), quiet=True)
+
+
+_RARE = 0.4  # a class is rare if its share is below this, divided by the number of classes
+
+
+def rare_class_section(subject: Subject) -> Content:
+    """The rarest class of each head, where it is rare: its scores, its reliability, and a threshold
+    for it."""
+    parts: list[Content] = []
+    for found in subject.evaluations:
+        if found.kind != "classes" or found.probs is None or len(np.unique(found.truth)) < 2:
+            continue
+        p, y = Predictive.from_probs(found.probs), found.truth.astype(int)
+        rare = rare_class(p, y)
+        number = found.probs.shape[1]
+        if rare.share < _RARE / number:
+            name = subject.names.show(subject.class_names(number)[rare.label])
+            parts += [html.heading(found.label) if found.label else None, *_rare(p, y, rare, name)]
+    return parts or None
+
+
+def _rare(p: Predictive, y: Array, rare: RareClass, name: Content) -> list[Content]:
+    cost = (1.0 - rare.share) / rare.share
+    at = threshold(p, y, 1.0, cost, positive=rare.label)
+    reliable = "as many as expected, within chance"
+    if abs(rare.z) > _DEVIATIONS:
+        reliable = f"its probabilities are too {'small' if rare.z > 0 else 'large'} on average"
+    rows: list[list[Content]] = [
+        ["share of the rows", percent(rare.share), Wrapped(f"{rare.observed:,.0f} rows")],
+        ["AUROC", short(rare.roc_auc), Wrapped("0.5 without information")],
+        ["average precision", short(rare.average_precision),
+         Wrapped(f"{short(rare.share)} without information")],
+        ["recall", percent(rare.recall), Wrapped("share of its rows for which it is likeliest")],
+        ["expected rows", f"{rare.expected:.1f} ± {rare.error:.1f}",
+         Wrapped(f"the sum of its probabilities; observed are {rare.observed:,.0f}: {reliable}")],
+    ]  # fmt: skip
+    table = at.confusion
+    decisions: list[list[Content]] = [
+        [label, f"{table[row, 1]:,.0f}", f"{table[row, 0]:,.0f}"]
+        for row, label in ((1, name), (0, "another class"))
+    ]
+    return [
+        html.paragraph(
+            "The class ", name, f" is rare: {percent(rare.share)} of the rows. A prediction that "
+            f"never names it is right in {percent(1.0 - rare.share)} of them, so accuracy says "
+            "little."
+        ),
+        html.table("The rare class", ["score", "value", "what it is"], rows, right=(1,)),
+        html.paragraph(
+            f"If a missed row of it costs {short(cost)} times as much as a false alarm (as much as "
+            f"its share is smaller), rows with a probability of at least {percent(at.probability)} "
+            f"should be called: {percent(at.recall)} of its rows are then found, and "
+            f"{percent(at.precision)} of the calls are right. Another ratio r of the costs gives "
+            "the threshold 1/(1 + r): doxa.evaluate.threshold."
+        ),
+        html.table(
+            f"Decisions at the threshold {percent(at.probability)}",
+            ["true class", "called", "not called"], decisions, right=(1, 2),
+        ),
+    ]  # fmt: skip
+
+
+_DEVIATIONS = 3.0  # standard deviations of the number of rows
 
 
 def score_tiles(subject: Subject) -> Content:

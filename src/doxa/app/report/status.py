@@ -6,6 +6,7 @@ agree.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from dataclasses import dataclass, replace
@@ -25,13 +26,14 @@ from doxa.app.report.calibration import (
 from doxa.app.report.evaluation import LEVEL, Evaluation
 from doxa.app.report.html import Content
 from doxa.app.report.scores import about_rows, baseline, value_of
-from doxa.app.report.subject import Rows, Subject
+from doxa.app.report.subject import TEST, Rows, Subject
 from doxa.app.report.text import capitalized, count, describe, listed, percent, points, short
 from doxa.diagnose import Diagnosis, Finding, diagnose
 from doxa.diagnose.advice import MORE_ROWS, NAMES, Advice, any_of, recalibrate
 from doxa.diagnose.calibration import evaluated_coverage
 from doxa.diagnose.data import binomial, binomial_upper
 from doxa.diagnose.finding import NOT_CHECKED, bad, good, skipped, slight, warning
+from doxa.driver.validation import evaluate_rows
 from doxa.errors import DoxaError
 from doxa.evaluate.table import score
 
@@ -64,6 +66,7 @@ def assess(subject: Subject, diagnose: bool = True) -> OverallStatus:
     the reason is shown in the report; it is not an error."""
     evaluations = subject.evaluations
     level = evaluations[0].level if evaluations else LEVEL
+    _evaluate(subject)
     found, reason = _diagnose(subject, level) if diagnose else ([], "they were switched off")
     seen = {finding.check for finding in found if finding.status != NOT_CHECKED}
     if not found:
@@ -81,6 +84,17 @@ def assess(subject: Subject, diagnose: bool = True) -> OverallStatus:
         found.append(replace(kept, check="coverage"))
     new_rows = subject.test is not None or kept is not None
     return OverallStatus(Diagnosis(found, new_rows), reason)
+
+
+def _evaluate(subject: Subject) -> None:
+    """The status of the fit by its new rows, as `doxa fit --test` gives it."""
+    test, train = subject.test, subject.train
+    if test is None or not subject.evaluations:
+        return
+    with contextlib.suppress(DoxaError):  # the sections say what cannot be evaluated
+        name = "test rows" if test.source == TEST else f"rows of {test.source}"
+        seen = None if train is None else train.y
+        evaluate_rows(subject.posterior, test.x, test.y, name, seen, certify=False)
 
 
 def _diagnose(subject: Subject, level: float) -> tuple[list[Finding], str]:

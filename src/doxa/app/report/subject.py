@@ -34,6 +34,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 FITTED = "the rows it was fitted to"
 HELD_OUT = "held out from the fit"
+TEST = "the test rows"  # the source of rows that are arrays
 
 
 @dataclass(frozen=True)

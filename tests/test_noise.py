@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -17,7 +19,7 @@ from scipy import stats
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from doxa.noise import Noise, _kept, digest, drawing, generator, repeated
+from doxa.noise import Noise, PrefetchedNoise, _kept, digest, drawing, generator, repeated
 
 ALPHA = 1e-4
 SIZE = 1 << 16
@@ -287,3 +289,38 @@ def test_fused_dropout_draws_from_the_same_generator() -> None:
     assert abs(float(kept.float().mean()) - 0.75) < 4 * (0.75 * 0.25 / 1000) ** 0.5
     out.sum().backward()
     assert torch.allclose(x.grad, kept / 0.75)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [1, 3, 17, 65_537, 200_001])
+def test_a_large_row_has_the_bits_of_the_formula(
+    dtype: torch.dtype, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In blocks, in place, and as one expression."""
+    noise = Noise(0, "x", ["a", "b"], dtype=dtype)
+    want = noise.normal((size,), 5, 2)
+    monkeypatch.setattr("doxa.noise._ROW", 1)
+    monkeypatch.setattr("doxa.noise._BLOCK", 1 << 14)
+    assert torch.equal(noise.normal((size,), 5, 2), want)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [1000, 16_384, 16_385, 40_000, 65_543, 81_921])
+def test_a_stream_is_the_row_in_order(dtype: torch.dtype, size: int) -> None:
+    source = PrefetchedNoise(Noise(0, "x", ["0/0", "0/1"], dtype=dtype))
+    step = torch.tensor(3)
+    rows = source.normal((size,), step, 1)
+    for member, most in ((0, size), (1, 4097), (1, 16_384)):
+        following = source.stream(member, size, step, 1)
+        cuts = [most] * (size // most) + [size % most] * bool(size % most)
+        found = torch.cat([following(count).clone() for count in cuts])
+        assert torch.equal(found, rows[member])
+
+
+def test_drawing_does_not_load_the_compiler() -> None:
+    """It takes 70 MiB and a second."""
+    code = (
+        "import sys, torch\nfrom doxa.noise import drawing\n"
+        "with drawing('a'): torch.randn(3)\nassert 'torch._dynamo' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

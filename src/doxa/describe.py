@@ -224,7 +224,6 @@ _SCORES = {
     "coverage": "share in 90 % intervals", "too_sure": "confidence above accuracy by",
     "groups": "groups",
 }  # fmt: skip
-_BY = {"members": "parts of the members", "one part": "one part", "cross-fitting": "cross-fitting"}
 
 
 def held_out(found: Mapping[str, Any]) -> str:
@@ -251,7 +250,7 @@ def estimated_by(found: Mapping[str, Any]) -> str:
     if "by" not in found:
         return ""
     parts = found.get("cross_fit_parts")
-    by = _BY.get(found["by"], found["by"]) + (f" in {parts} parts" if parts else "")
+    by = found["by"] + (f" in {parts} parts" if parts else "")
     count = found.get("corrected_for", 0)
     return f"by {by}" + (f", corrected for {plural(count, 'chosen number')}" if count else "")
 

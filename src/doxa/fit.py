@@ -37,6 +37,12 @@ from torch.utils.data import DataLoader
 
 from doxa import checks, likelihoods
 from doxa.data import Data
+from doxa.driver.alternatives import (
+    SETTINGS,
+    alternatives_of,
+    best_of_alternatives,
+    changed_settings,
+)
 from doxa.driver.cross_fit import LogOnce, cross_fit, fit_in_order
 from doxa.driver.finish import run_fit
 from doxa.driver.runs import Runs, RunSpec, Sweep
@@ -44,6 +50,7 @@ from doxa.driver.setup import (
     FEWEST_ROWS,
     Given,
     cross_fit_parts,
+    expects_by_tensor,
     fingerprint,
     fitted_rows,
     group_counts,
@@ -59,6 +66,7 @@ from doxa.engine import Engine
 from doxa.engine.engine import default_modes, threads_for
 from doxa.errors import MethodError, ModelError
 from doxa.likelihoods import Inferred, Likelihood
+from doxa.linalg.layout import LARGE
 from doxa.method import Callback, FitSettings, Method, Run, as_method
 from doxa.method.method import Workload, check_planned, in_half, keywords
 from doxa.model import Model, Subset
@@ -418,7 +426,9 @@ def fit(
         Rows per step, at most all of them. None means the batch size of the `DataLoader` if `data`
         is one, else the method's default.
     steps : int, default None
-        The number of optimisation steps. None means the method's default. Samplers have settings
+        The number of optimisation steps. None means the method's default, and with few rows, or if
+        little is learned, further fits with more steps and other settings, of which held-out rows
+        choose the best (`driver/alternatives.py`). Samplers have settings
         of their own for the number of steps. Give `steps` or `epochs`, not both.
     epochs : float, default None
         The number of passes over the rows, in place of `steps`.
@@ -500,17 +510,12 @@ def fit(
     problem, noise_model, inferred = build_problem(
         model, method, likelihood, prior, subset, given, specs
     )
-    network = problem.model
-    with drawing("network"):  # what torch draws for layers that the method makes is replaced
-        problem = method.prepare(problem)
-    if network is not None and problem.model is not None and problem.model is not network:
-        problem.model.given_facts = network.facts()
+    network, original = problem.model, problem
     if network is not None:
         device, dtype = device or network.device, dtype or network.dtype
     device = checks.place(device or "cpu")
     dtype = None if dtype is None else checks.floating(dtype)
-    if dtype is not None:
-        problem = problem.to(device, dtype)
+    problem = _rewritten(problem, method, device, dtype)
     if batch_size is None and isinstance(data, DataLoader):
         batch_size = data.batch_size
     ids = member_ids(members, method)
@@ -537,8 +542,12 @@ def fit(
         progress=sys.stderr.isatty() if progress is None else progress,
     )  # fmt: skip
 
-    def prepared(ids: list[int], validation: Any, settings: FitSettings) -> Run:
-        """The stacked members, and the engine that computes them."""
+    def prepared(
+        ids: list[int], validation: Any, settings: FitSettings, problem: Problem = problem,
+        specs: Sequence[RunSpec] = specs, times: int = 1,
+    ) -> Run:  # fmt: skip
+        """The stacked members, and the engine that computes them. `times`: the factor of the
+        number of steps."""
         held, splits, output, inputs = prepare_data(
             given, problem.model, noise_model, specs, validation, standardize, device, dtype, ids,
             method.holds_out,
@@ -547,9 +556,12 @@ def fit(
         epoch = max(1, max(len(r) for r in held.rows) // size)
         settings = replace(
             settings, batch_size=size, epoch_steps=epoch,
-            steps=_steps(steps, epochs, method, epoch),
+            steps=times * _steps(steps, epochs, method, epoch),
         )  # fmt: skip
-        work = Workload.of(problem, held, len(specs) * len(ids), size, output, inputs, draws_budget)
+        work = Workload.of(
+            problem, held, len(specs) * len(ids), size, output, inputs, draws_budget,
+            expects_by_tensor(problem, method, engine, len(specs) * len(ids), device),
+        )  # fmt: skip
         check_planned(method, work, device)
         run = stack(
             problem if dtype else problem.to(device, held.dtype), method, noise_model, held,
@@ -562,7 +574,11 @@ def fit(
     folder = None if checkpoint is None else str(checkpoint)
     parts = _cross_fit_parts(given, specs, ids, earlier) if auto and not in_order else 0
     crossed = None
-    once = LogOnce() if parts or in_order else nullcontext()
+    plain = (steps, epochs, lr) == (None,) * 3 and (schedule, optimizer) == ("cosine", "adam")
+    further = None
+    if auto and plain and fresh and not parts and not in_order:
+        further = alternatives_of(method, original, given, specs)
+    once = LogOnce() if parts or in_order or further else nullcontext()
     if in_order:
         with once:
             run = prepared(ids, validation, settings)
@@ -583,7 +599,11 @@ def fit(
     if crossed is None:
         _check_network(run, method)
     digest = "" if folder is None else fingerprint(run, method, specs)
+    if run.by_tensor:  # the initial weights would be another copy during the fit
+        run = replace(run, initial=None)
     posteriors, _ = run_fit(run, method, specs, began, folder, digest)
+    if run.problem.model is not None:
+        run.problem.model.own()
     if crossed is not None:
         crossed.apply(posteriors)
     elif auto and run.rows.validation is None and given.tasks is None:
@@ -593,6 +613,23 @@ def fit(
     for posterior in posteriors:
         if unevaluated and posterior.record.status == "ok":
             posterior.record.status = Status("not-evaluated", unevaluated)
+    if further is not None:
+        found, wider = further[0], _rewritten(further[1], method, device, dtype)
+
+        def alternatives(specs: Sequence[RunSpec], times: int, name: str) -> Sequence[Posterior]:
+            own = replace(settings, rate=found.rate * settings.rate)
+            with once:
+                run = prepared(ids, validation, own, wider, specs, times)
+            digest = "" if folder is None else fingerprint(run, method, specs)
+            place = None if folder is None else Path(folder) / name
+            posteriors, _ = run_fit(run, method, specs, began, place, digest)
+            for posterior, spec in zip(posteriors, specs, strict=True):
+                posterior.record.metadata[SETTINGS] = changed_settings(
+                    found, spec.hyper, own.rate, run.steps
+                )
+            return posteriors
+
+        posteriors = best_of_alternatives(posteriors, specs, found, given, alternatives)
     columns = given.names[0].columns
     used = fitted_rows(given, specs, validation)
     for posterior, rows, spec in zip(posteriors, used, specs, strict=True):
@@ -605,11 +642,24 @@ def fit(
     return posteriors[0] if runs is None else Sweep(posteriors, specs)
 
 
+def _rewritten(
+    problem: Problem, method: Method, device: torch.device, dtype: torch.dtype | None
+) -> Problem:
+    """The problem with what the method replaces or adds, in place and type."""
+    network = problem.model
+    with drawing("network"):  # what torch draws for layers that the method makes is replaced
+        problem = method.prepare(problem)
+    if network is not None and problem.model is not None and problem.model is not network:
+        problem.model.given_facts = network.facts()
+    return problem if dtype is None else problem.to(device, dtype)
+
+
 def _check_network(run: Run, method: Method) -> None:
     """Check on a few rows that the network can be trained, and warn if it was trained before."""
     if run.problem.model is None:
         return
-    first, few = run.start()[0], run.rows.take(run.rows.rows[0][:8], torch.tensor(0))[0]
+    assert run.initial is not None
+    first, few = run.initial[0], run.rows.take(run.rows.rows[0][:8], torch.tensor(0))[0]
     if run.settings.fresh and not method.own_weights:
         warn_if_pretrained(run.net, run.initial[0])
     check_logits(run.net.likelihood, check_gradient_flow(run.net, first, few))
@@ -715,6 +765,8 @@ def _problem(
         network = model.unseen()
     else:
         network = Model(model, likelihood, prior, subset or "all")
+    if sum(p.numel() for p in network.net.parameters()) >= LARGE:
+        network.share(model.net if isinstance(model, Model) else model)
     inferred = None
     if not any("likelihood" in spec.hyper for spec in specs):  # otherwise the grid has them
         try:

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, lru_cache
@@ -36,6 +37,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _GOLDEN = 0x9E3779B9 - (1 << 32)
+_ROW = 1 << 20  # numbers of a row that is drawn in blocks
+_BLOCK = 1 << 16  # pairs of them in a block
 _SMALL = 1 << 18  # largest size in bytes of a cached draw; 64 draws are cached, at most 16 MB
 
 
@@ -76,10 +79,21 @@ class drawing(TorchDispatchMode):  # noqa: N801  (a context, like torch.no_grad)
         self._seed = digest(*parts) & 0xFFFFFFFF
         self._generators: dict[torch.device, torch.Generator] = {}
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """torch would load its compiler for the first operation of a context, to exclude this class
+        from compilation: 70 MiB, and a second. `__torch_dispatch__` excludes itself, if the
+        compiler is loaded."""
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
+        if "torch._dynamo" in sys.modules:
+            return _uncompiled(drawing._dispatch)(self, func, args, kwargs or {})
+        return self._dispatch(func, args, kwargs or {})
+
+    def _dispatch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if not _draws(func) or kwargs.get("generator") is not None:
             return func(*args, **kwargs)
         self.drew = True
@@ -96,6 +110,12 @@ class drawing(TorchDispatchMode):  # noqa: N801  (a context, like torch.no_grad)
         if accepting is None:
             return func(*args, **kwargs)
         return accepting(*args, **{**kwargs, "generator": own})
+
+
+@cache
+def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    disabled: Callable[..., Any] = torch.compiler.disable(function)
+    return disabled
 
 
 @cache
@@ -137,6 +157,16 @@ def _mix(h: Tensor) -> Tensor:
     h = h ^ ((h >> 15) & 0x1FFFF)
     h = h * (0x846CA68B - (1 << 32))
     return h ^ ((h >> 16) & 0xFFFF)
+
+
+def _mix_(h: Tensor, t: Tensor) -> Tensor:
+    """`_mix` in place, with another tensor for temporary values."""
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B - (1 << 32)), (16, None)):
+        torch.bitwise_right_shift(h, shift, out=t)
+        h.bitwise_xor_(t.bitwise_and_((1 << (32 - shift)) - 1))
+        if factor is not None:
+            h.mul_(factor)
+    return h
 
 
 class Noise:
@@ -237,9 +267,55 @@ class Noise:
         [T, M, *shape]."""
         size = math.prod(shape)
         half = (size + 1) // 2
+        if (
+            size >= _ROW
+            and self.device.type == "cpu"
+            and not (isinstance(step, Tensor) and step.ndim)
+        ):
+            return self._row_of_normals(size, half, *self.keys(step, call)).unflatten(1, shape)
         u = self.uniform((2 * half,), step, call)
         z = _normals(u[..., :half], u[..., half:])
         return z[..., :size].reshape(*u.shape[:-1], *shape)
+
+    def _row_of_normals(self, size: int, half: int, a: Tensor, b: Tensor) -> Tensor:
+        """[M, size] normals, in blocks that stay in the cache: nothing else has the size of a
+        row."""
+        z = torch.empty(len(a), size, dtype=self.dtype)
+        step = min(half, _BLOCK)
+        counter = torch.arange(step, dtype=torch.int32)
+        words, more = torch.empty_like(counter), torch.empty_like(counter)
+        u, v, other = (torch.empty(step, dtype=self.dtype) for _ in range(3))
+
+        def uniforms(first: int, count: int, m: int, out: Tensor) -> Tensor:
+            h, t = words[:count], more[:count]
+            torch.add(counter[:count], a[m] + first, out=h)
+            _mix_(h, t).bitwise_xor_(b[m])
+            out = out[:count].copy_(_mix_(h, t))
+            return out.add_(2147483648.5).mul_(2.0**-32).clamp_min_(2.0**-33)
+
+        for m in range(len(a)):
+            for first in range(0, half, step):
+                count = min(step, half - first)
+                radius = uniforms(first, count, m, u).log_().mul_(-2.0).sqrt_()
+                angle = uniforms(half + first, count, m, v).mul_(2.0 * math.pi)
+                torch.mul(
+                    radius, torch.cos(angle, out=other[:count]), out=z[m, first : first + count]
+                )
+                last = min(count, size - half - first)
+                torch.mul(radius[:last], angle[:last].sin_(), out=z[m, half + first :][:last])
+        return z
+
+
+def _in_order(row: Tensor) -> Callable[[int], Tensor]:
+    """The parts of a row, one after the other, of given lengths."""
+    at = 0
+
+    def following(count: int) -> Tensor:
+        nonlocal at
+        at += count
+        return row[at - count : at]
+
+    return following
 
 
 def _normals(u: Tensor, v: Tensor) -> Tensor:
@@ -417,6 +493,37 @@ class PrefetchedNoise:
         if request.kind == "uniform":
             numbers = numbers.neg_().add_(1.0)  # (0, 1] in place of [0, 1)
         return numbers.transpose(0, 1).contiguous()
+
+    def stream(self, member: int, size: int, step: Tensor, call: int) -> Callable[[int], Tensor]:
+        """The numbers of a row, `normal((size,), step, call)[member]`, in order: a function of how
+        many are next. The row has no memory of its own."""
+        if size < _NUMBERS:
+            return _in_order(self.normal((size,), step, call)[member])
+        noise, source = self.noise, torch.Generator()
+        name = ("ahead", noise.seed, noise.purpose, noise.members[member], call, int(step))
+        source.manual_seed(digest(*name) & 0xFFFFFFFF)
+        buffer = torch.empty(_NUMBERS + 16, device=self.device, dtype=self.dtype)
+        drawn, held = 0, buffer[:0]
+
+        def following(count: int) -> Tensor:
+            nonlocal drawn, held
+            out, done = torch.empty(count, device=self.device, dtype=self.dtype), 0
+            if not len(held) and count % 16 == 0 and drawn + count + 16 <= size:
+                drawn += count
+                return out.normal_(generator=source)
+            while done < count:
+                if not len(held):
+                    # `normal_` makes sixteen numbers at a time, and the last sixteen of a row anew.
+                    rest = size - drawn
+                    held = buffer[: rest if rest < _NUMBERS + 16 else _NUMBERS]
+                    held.normal_(generator=source)
+                    drawn += len(held)
+                some = min(count - done, len(held))
+                out[done : done + some] = held[:some]
+                held, done = held[some:], done + some
+            return out
+
+        return following
 
     @contextmanager
     def listening(self) -> Iterator[dict[Request, None]]:

@@ -7,10 +7,11 @@ tensor, [] or [M, 1], so that it may differ between runs and be an input of a co
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -43,6 +44,8 @@ def unfused() -> Iterator[None]:
 @dataclass(frozen=True)
 class Adam:
     """m ← β₁m + (1−β₁)g,  v ← β₂v + (1−β₂)g²,  θ ← θ − η m̂ / (√v̂ + ε)   (Kingma & Ba, 2015)."""
+
+    moments: ClassVar[tuple[str, ...]] = ("m", "v")  # kept for each tensor
 
     beta1: float = 0.9
     beta2: float = 0.999
@@ -82,15 +85,24 @@ class Adam:
         """The same update in one kernel, with a single pass over memory."""
         own = (lambda values: values) if owned else (lambda values: [x.clone() for x in values])
         values, m, v = own(list(params.values())), own(m), own(v)
-        torch._fused_adam_(
-            values, [grads[name] for name in params], m, v, [],
-            [t.to(torch.float32) + 1] * len(values), lr=rate, beta1=self.beta1, beta2=self.beta2,
-            weight_decay=0.0, eps=self.eps, amsgrad=False, maximize=False,
-        )  # fmt: skip
+        self.update_(values, [grads[name] for name in params], [m, v], rate, t)
         new = dict(zip(params, values, strict=True))
         for name, own_m, own_v in zip(params, m, v, strict=True):
             new |= {f"optim.m.{name}": own_m, f"optim.v.{name}": own_v}
         return new
+
+    def update_(
+        self, values: list[Tensor], grads: list[Tensor], moments: Sequence[list[Tensor]],
+        rate: Tensor, t: Tensor, decay: float = 0.0,
+    ) -> None:  # fmt: skip
+        """The same in place, for lists of contiguous tensors. `decay` times the values is added to
+        the gradients."""
+        m, v = moments
+        torch._fused_adam_(
+            values, grads, m, v, [], [t.to(torch.float32) + 1] * len(values), lr=rate,
+            beta1=self.beta1, beta2=self.beta2, weight_decay=decay, eps=self.eps, amsgrad=False,
+            maximize=False,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -98,6 +110,11 @@ class SGD:
     """u ← μu + g,  θ ← θ − ηu."""
 
     momentum: float = 0.9
+
+    @property
+    def moments(self) -> tuple[str, ...]:
+        """What is kept for each tensor."""
+        return ("u",) if self.momentum else ()
 
     def init(self, params: State) -> State:
         return _zeros("u", params) if self.momentum else {}
@@ -114,6 +131,18 @@ class SGD:
                 new[f"optim.u.{name}"] = u
             new[name] = value - _like(rate, value) * u
         return new
+
+    def update_(
+        self, values: list[Tensor], grads: list[Tensor], moments: Sequence[list[Tensor]],
+        rate: Tensor, t: Tensor, decay: float = 0.0,
+    ) -> None:  # fmt: skip
+        """The same in place, as `Adam.update_`. The gradients are overwritten."""
+        for i, (value, grad) in enumerate(zip(values, grads, strict=True)):
+            if decay:
+                grad.add_(value, alpha=decay)
+            if self.momentum:
+                grad = moments[0][i].mul_(self.momentum).add_(grad)
+            value.addcmul_(grad, rate.to(value.dtype), value=-1.0)
 
 
 def _zeros(kind: str, params: State) -> State:

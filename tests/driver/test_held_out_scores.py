@@ -91,7 +91,7 @@ def test_what_members_gain_by_their_mean_is_added() -> None:
     found = posterior.diagnostics["held_out"]
     assert gained > 0.02
     assert found["log_prob"] == pytest.approx(scored + gained - less, abs=0.015)
-    assert (found["by"], found["corrected_for"]) == ("members", 2)
+    assert (found["by"], found["corrected_for"]) == ("parts of the members", 2)
 
 
 def test_members_with_the_same_part_count_its_rows_once() -> None:

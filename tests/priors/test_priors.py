@@ -15,6 +15,7 @@ from scipy import integrate, stats
 from torch import Tensor
 from torch.func import grad, hessian, vmap
 
+import doxa
 from doxa.errors import MethodError, ModelError
 from doxa.linalg.layout import Entry, Layout
 from doxa.priors import (
@@ -278,3 +279,35 @@ def test_names_and_equality() -> None:
     assert hash(Normal(2.0)) == hash(Normal(2.0))
     with pytest.raises(dataclasses.FrozenInstanceError):
         Normal().std = 2.0  # type: ignore[misc]
+
+
+LARGE_SPECS = {
+    "normal": doxa.Normal(0.5), "fan-in": doxa.FanInNormal(0.7), "laplace": doxa.LaplacePrior(0.3),
+    "student-t": doxa.StudentTPrior(), "mixture": doxa.ScaleMixture(),
+    "several": {"a": doxa.Normal(0.1), "b": doxa.LaplacePrior(1.0), "*": doxa.Normal(2.0)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LARGE_SPECS)
+def test_a_prior_of_a_large_layout_is_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings that are one number per tensor: densities, scores in place, and parts of them."""
+    layout = Layout(
+        (Entry("a", (30, 20), 20), Entry("b", (30,), 1, 1.0), Entry("c", (7,), 7),
+         Entry("likelihood.log_noise", (1,)))
+    )  # fmt: skip
+    x = torch.randn(2, layout.size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    plain = bind(LARGE_SPECS[name], layout).to("cpu", torch.float64)
+    monkeypatch.setattr("doxa.priors.base.LARGE", 1)
+    large = bind(LARGE_SPECS[name], layout).to("cpu", torch.float64)
+    for what in ("log_prob", "score", "curvature"):
+        torch.testing.assert_close(getattr(large, what)(x), getattr(plain, what)(x))
+    assert large.shared_precision == plain.shared_precision
+    for where in layout.slices.values():
+        for own in (large, plain):
+            slope = torch.zeros(where.stop - where.start, dtype=torch.float64)
+            own.add_score_(slope, x[0, where], where, -0.3)
+            torch.testing.assert_close(slope, -0.3 * plain.score(x)[0, where])
+    index = torch.arange(590, 631)
+    torch.testing.assert_close(
+        large.of(index).log_prob(x[:, index]), plain.of(index).log_prob(x[:, index])
+    )

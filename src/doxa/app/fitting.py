@@ -333,6 +333,24 @@ def stages_message(posterior: Any) -> str:
     return f"steps per stage: {', '.join(each)}"
 
 
+def held_out_message(posterior: Any) -> str:
+    """The held-out scores ± their standard errors, and how they were made; "" without held-out
+    rows."""
+    found = posterior.diagnostics.get("held_out")
+    if not found:
+        return ""
+    titles = {"log_prob": "log likelihood", "gain": "gain over a constant",
+              "coverage": "share in 90 % intervals"}  # fmt: skip
+    each = [
+        f"{title} {found[name]:.3g} ± {found[f'{name}_error']:.2g}"
+        for name, title in titles.items() if name in found
+    ]  # fmt: skip
+    count = found["corrected_for"]
+    rows = f"{found['rows']:,} held-out rows, by {found['by']}"
+    numbers = f", corrected for {count} chosen number{'s' * (count != 1)}" if count else ""
+    return f"new rows: {', '.join(each)} (estimated from {rows}{numbers})"
+
+
 def provenance(data: Path, rows: int, plan: Plan, asked: Mapping[str, Any]) -> dict[str, Any]:
     """The record of a fit for its report, kept in the posterior's metadata."""
     return {

@@ -35,10 +35,10 @@ from typing import Self
 
 from torch import Tensor
 
+from doxa.driver.calibration import adopt_likelihood
 from doxa.driver.finish import run_fit
 from doxa.driver.loop import Progress
 from doxa.driver.runs import RunSpec
-from doxa.driver.validation import adopt_likelihood
 from doxa.method import FitSettings, Method, Run
 from doxa.posterior import Posterior
 

@@ -14,12 +14,12 @@ import torch
 
 from doxa import store
 from doxa.data import Data
+from doxa.driver.calibration import calibrate_on_held_out
 from doxa.driver.loop import Driver, FitCheckpoints, Progress, own_checkpoint, saved_engine
 from doxa.driver.runs import RunSpec
 from doxa.driver.underfit import compare_with_yardsticks
 from doxa.driver.validation import (
     Choices,
-    calibrate_on_held_out,
     check_prior_collapse,
     evaluate_held_out,
     posteriors_by_split,

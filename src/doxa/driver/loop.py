@@ -37,6 +37,7 @@ from doxa.engine import Engine
 from doxa.engine.engine import threads_for
 from doxa.engine.execute import Executor, choose_executor
 from doxa.errors import CorruptedArtefact, MethodError, StoreError
+from doxa.linalg.layout import LARGE
 from doxa.method import Clock, Info, Method, Run, Stage, State, slice_state
 from doxa.noise import PrefetchedNoise, worthwhile
 from doxa.optim import schedule
@@ -46,7 +47,7 @@ log = logging.getLogger("doxa")
 
 # The number of the content of a checkpoint: the entries of a method's state, and `Progress`. It is
 # raised when an entry changes its name, shape or meaning, and never used again.
-CHECKPOINT_FORMAT = 1
+CHECKPOINT_FORMAT = 2
 
 
 class DrawsInMemory:
@@ -183,6 +184,33 @@ def copied(state: State) -> State:
     return {k: v.clone() for k, v in state.items()}
 
 
+def without_moments(state: State) -> State:
+    """A state without the moments of the optimiser, as large networks keep it: each is another copy
+    of the weights."""
+    return {k: v for k, v in state.items() if not k.startswith("optim.")}
+
+
+def separate(state: State) -> State:
+    """The state without two entries in the same memory, so that steps may overwrite each."""
+    seen: set[int] = set()
+    found: State = {}
+    for name, value in state.items():
+        place = value.untyped_storage().data_ptr()
+        found[name] = value.clone() if place in seen or not value.is_contiguous() else value
+        seen.add(place)
+    return found
+
+
+def put_rows(mask: Tensor, source: State, target: State) -> None:
+    """Overwrite the rows of `target` where the mask holds by those of `source`."""
+    for k, v in target.items():
+        if bool(mask.all()):
+            v.copy_(source[k])
+        else:
+            for m in mask.nonzero().flatten().tolist():
+                v[m].copy_(source[k][m])
+
+
 def chosen(mask: Tensor, yes: State, no: State) -> State:
     """Rows of `yes` where the mask holds, of `no` elsewhere."""
     return {
@@ -192,6 +220,11 @@ def chosen(mask: Tensor, yes: State, no: State) -> State:
 
 def finite_members(state: State, names: Sequence[str]) -> Tensor:
     """Which members' tensors of these names are finite: [M]."""
+    rows = [state[k].flatten(1) for k in names if k in state and state[k].is_floating_point()]
+    if any(v.shape[1] >= LARGE for v in rows):  # a norm reads a row once, and writes nothing
+        norms = torch.stack([torch.linalg.vector_norm(v, dim=1) for v in rows])
+        if bool(torch.isfinite(norms).all()):
+            return torch.ones(len(rows[0]), dtype=torch.bool, device=norms.device)
     fine = [torch.isfinite(state[k]).reshape(len(state[k]), -1).all(1) for k in names if k in state]
     if fine:
         return torch.stack(fine).all(0)
@@ -254,7 +287,11 @@ class EarlyStopping:
             and at.waited[m] < self.patience and m not in at.diverged
             for m in range(run.size)
         ]  # fmt: skip
-        at.best = chosen(torch.tensor(better, device=run.device), at.state, at.best)
+        keep_rows = torch.tensor(better, device=run.device)
+        if run.by_tensor:
+            put_rows(keep_rows, at.state, at.best)
+        else:
+            at.best = chosen(keep_rows, at.state, at.best)
         at.best_score = [
             s if b else o for s, o, b in zip(scores, at.best_score, better, strict=True)
         ]
@@ -470,7 +507,7 @@ class Driver:
         if at.t == 0:
             if stage.enter is not None:
                 at.state = stage.enter(run, at.state)
-            at.good = copied(at.state)
+            at.good = copied(without_moments(at.state) if run.by_tensor else at.state)
             at.best, at.best_score, at.waited = {}, [], []
         if steps == 0:
             return
@@ -480,12 +517,18 @@ class Driver:
         near = run.device.type == "cpu" and worthwhile(run.size * run.layout.size, steps)
         ahead = PrefetchedNoise(noise) if near else None
 
+        reported = True
+
         def step(
             state: State, batch: Any, t: Tensor, rate: Tensor, owned: bool = False
         ) -> tuple[State, Info]:
-            return stage.step(run, state, batch, Clock(t, rate, steps, ahead or noise, owned))
+            clock = Clock(t, rate, steps, ahead or noise, owned, reported=reported)
+            return stage.step(run, state, batch, clock)
 
         executor = self._executor(stage, at, step, feed, ticks, rates, ahead)
+        large = run.by_tensor
+        if large:  # no step may copy the state, not even the first
+            at.state = executor.ours = separate(at.state)
         every = max(1, min(steps, max(10, steps // 100)))
         stopping: EarlyStopping | StopAt | None = None
         if number in self.settings.stop_at:
@@ -498,9 +541,13 @@ class Driver:
             if t in stage.hooks:
                 at.state = stage.hooks[t](run, at.state)
             tick = t == 0 or (t + 1) % every == 0 or t + 1 in last
-            before = copied(at.state) if tick else {}
-            new, info = executor(at.state, feed.batch(t), ticks[t], rates[t])
             keeps = stage.keep and (t + 1) % stage.keep == 0
+            if large:
+                before = self._remembered(stage, at) if tick else {}
+                reported = bool(tick or keeps)
+            else:
+                before = copied(at.state) if tick else {}
+            new, info = executor(at.state, feed.batch(t), ticks[t], rates[t])
             at.state, at.t, at.done, at.mode = new, t + 1, at.done + 1, executor.mode
             if keeps:
                 at.keep(self.method.parameters(run, new), info)
@@ -522,6 +569,8 @@ class Driver:
                 stop_with_checkpoint(run, self.checkpoints, at, stage)
         mode = executor.mode if stage.recorded is None else stage.recorded.mode
         at.modes[stage.name] = [steps, mode]
+        if run.by_tensor:
+            at.state, at.good = without_moments(at.state), {}
         if at.best:
             at.state = at.best
             never = [score == -math.inf for score in at.best_score or [0.0] * len(at.best_step)]
@@ -577,6 +626,15 @@ class Driver:
                 self._interrupts.pending = True  # as for Ctrl-C: stop when this step is complete
         return stop
 
+    def _remembered(self, stage: Stage, at: Progress) -> State:
+        """The last good state of a large network, after the current state is copied to it, for
+        members whose weights are finite. There is no second copy: if the step finds that the loss
+        of these weights is not finite, they are kept nevertheless."""
+        fine = finite_members(at.state, stage.over)
+        fine[list(at.diverged)] = False
+        put_rows(fine, at.state, at.good)
+        return at.good
+
     def _guard(self, stage: Stage, at: Progress, before: State, info: Info, every: int) -> None:
         """Reset members with non-finite tensors to their last good state, and log a warning.
 
@@ -600,5 +658,12 @@ class Driver:
                             self.run.members[m], at.done)  # fmt: skip
         if bool(unchecked.any()):  # kept by early stopping after the last good state
             at.best = chosen(unchecked, at.good, at.best)
+        if self.run.by_tensor:
+            names = set(at.state) - set(at.good)
+            put_rows(~fine, at.good, {k: at.state[k] for k in at.good})
+            for m in (~fine).nonzero().flatten().tolist():
+                for name in names:  # the moments of the optimiser
+                    at.state[name][m].zero_()
+            return
         at.state = chosen(fine, at.state, at.good)
         at.good = chosen(fine, before, at.good)

@@ -61,7 +61,7 @@ from doxa.engine import Engine, choose_engine, fall_back_to_loop
 from doxa.engine.engine import Count, may_use_threads
 from doxa.errors import DataError, DoxaError, MethodError, ModelError, ShapeError, StoreError
 from doxa.likelihoods import Likelihood
-from doxa.linalg.layout import Params
+from doxa.linalg.layout import LARGE, Params
 from doxa.method import Clock, FitSettings, Method, Run, log_joint
 from doxa.method.run import FEWEST_HELD_OUT
 from doxa.model import Model
@@ -503,7 +503,7 @@ def stack(
         constants=_constants(likelihoods, output, data, run_of), settings=settings, inputs=inputs,
         output=output, likelihoods=likelihoods,
     )  # fmt: skip
-    run = replace(run, initial=_initial(run), pooled_rows=_pooled_rows(run))
+    run = replace(run, initial=run.initial_weights(), pooled_rows=_pooled_rows(run))
     weights = method.row_weights(run)
     if weights is not None:
         run = _with_weights(run, method, weights)
@@ -560,30 +560,6 @@ def _log_batch_norm(model: Model) -> None:
         )
 
 
-def _initial(run: Run) -> Tensor:
-    """The initial weights of each member, [M, P]."""
-    model = run.problem.model
-    if model is None:
-        return torch.zeros(run.size, 0, device=run.device, dtype=run.dtype)
-    if run.settings.begin is not None:
-        return _begun(run, run.settings.begin)
-    if not run.settings.fresh:
-        return model.given().expand(run.size, -1).clone()
-    pairs = run.starts
-    distinct = list(dict.fromkeys(pairs))
-    return model.fresh(distinct)[[distinct.index(pair) for pair in pairs]]
-
-
-def _begun(run: Run, begin: Tensor) -> Tensor:
-    """The points of earlier posteriors, checked: one row for each run and member."""
-    if begin.shape != (run.size, run.layout.size):
-        raise MethodError(
-            f"init: the posteriors have {begin.shape[0]} points of {begin.shape[1]} weights, but "
-            f"the fit has {run.size} members (of all runs) of {run.layout.size} weights"
-        )
-    return begin.to(run.device, run.dtype).clone()
-
-
 def _hyper(
     method: Method, specs: Sequence[RunSpec], count: int, data: Data, rated: bool
 ) -> tuple[dict[str, Tensor], list[Any] | None]:
@@ -625,7 +601,7 @@ def _hyper(
 
 def _bound_prior(problem: Problem, priors: list[Any] | None, count: int) -> BoundPrior:
     if priors is not None:
-        each = [bind(prior, problem.layout) for prior in priors for _ in range(count)]
+        each = [bind(prior, problem.layout, merge=False) for prior in priors for _ in range(count)]
         return stack_bound(each)
     return bind(problem.model.prior if problem.model is not None else None, problem.layout)
 
@@ -654,6 +630,18 @@ def _constants(
     return {
         name: torch.stack([c[name].to(data.device, data.dtype) for c in each]) for name in each[0]
     }
+
+
+def expects_by_tensor(
+    problem: Problem, method: Method, requested: str | Engine, members: int, device: torch.device
+) -> bool:
+    """Whether `Run.by_tensor` will hold, unless stacking fails. `problem` has been built."""
+    if not isinstance(problem, Network) or device.type != "cpu" or problem.layout.size < LARGE:
+        return False
+    if requested == "auto":
+        return choose_engine(problem.net, members * method.width, device).kind == "loop"
+    given = Engine.parse(requested)
+    return given.kind == "loop" and given.mode in (None, "eager")
 
 
 def select_engine(run: Run, requested: str | Engine, method: Method, half: bool = False) -> Engine:

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("doxa")
 
 State = dict[str, Tensor]
-Step = Callable[[State, Batch, Tensor, Tensor], tuple[State, dict[str, Tensor]]]
+Step = Callable[..., tuple[State, dict[str, Tensor]]]  # (state, batch, t, rate, owned=False)
 
 # Only one step at a time is recorded, compiled or captured in a process. `make_fx` replaces
 # `nn.Module.__call__` during recording, and restores it afterwards: two at a time would restore
@@ -73,6 +73,7 @@ class Executor:
         self.step = step
         self.mode = mode
         self.ahead = ahead
+        self.ours: State | None = None  # a state that nothing else refers to: steps overwrite it
         self._ready: Any = None
         self._shapes: list[torch.Size] = []
 
@@ -80,7 +81,9 @@ class Executor:
         self, state: State, batch: Batch, t: Tensor, rate: Tensor
     ) -> tuple[State, dict[str, Tensor]]:
         if self.mode == "eager":
-            return self.step(state, batch, t, rate)
+            new, info = self.step(state, batch, t, rate, owned=state is self.ours)
+            self.ours = new
+            return new, info
         shapes = [leaf.shape for leaf in _tensors(batch)]
         if self._ready is None:
             try:
@@ -314,6 +317,8 @@ def choose_executor(
     """The executor of a stage with this number of steps: compiled, if that saves more than `worth`
     times the cost of compiling."""
     graphs = run.device.type == "cuda"
+    if run.by_tensor:
+        return Executor(step)
     if steps < (_GRAPH_STEPS if graphs else _TRACE_STEPS):
         return Executor(step)
     if not _repeats(run) or not all(isinstance(leaf, Tensor) for leaf in leaves_of(trial()[1])):

@@ -39,6 +39,7 @@ from doxa.method import (
     noise_on_held_out,
     optimise,
 )
+from doxa.method.method import Alternatives
 from doxa.posterior import Posterior, SamplePosterior
 
 _LOG_NOISE = "likelihood.log_noise"
@@ -85,6 +86,8 @@ class MAP(Method):
     name: ClassVar[str] = "map"
     half_precision: ClassVar[bool] = True
     overfits: ClassVar[bool] = True
+    alternatives: ClassVar[Alternatives] = Alternatives()
+    large_copies: ClassVar[tuple[float, float] | None] = (4.0, 1.0)  # θ, m, v, the last good θ; ∇
 
     def stages(self, run: Run) -> Iterable[Stage]:
         yield optimise(log_joint, run.steps)

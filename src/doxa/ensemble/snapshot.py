@@ -38,7 +38,7 @@ from doxa.method import (
     of_subset,
     optimise,
 )
-from doxa.method.method import whole
+from doxa.method.method import Alternatives, whole
 from doxa.posterior import Posterior, SamplePosterior
 
 _KEPT = "snapshot."
@@ -61,6 +61,7 @@ class SnapshotEnsemble(Method):
     renamed: ClassVar[Mapping[str, str]] = {"size": "snapshots"}
     half_precision: ClassVar[bool] = True
     overfits: ClassVar[bool] = True
+    alternatives: ClassVar[Alternatives] = Alternatives()
 
     snapshots: int = whole(5, least=1)
     skip: int = whole(0, least=0)

@@ -36,7 +36,7 @@ from doxa.method import (
     potential,
     unflatten_particles,
 )
-from doxa.method.method import positive, whole
+from doxa.method.method import Alternatives, positive, whole
 from doxa.posterior import Posterior, SamplePosterior
 
 
@@ -58,6 +58,7 @@ class SVGD(Method):
     name: ClassVar[str] = "svgd"
     half_precision: ClassVar[bool] = True
     overfits: ClassVar[bool] = True
+    alternatives: ClassVar[Alternatives] = Alternatives()
     smaller: ClassVar[str] = "use fewer particles or members, or a smaller network"
 
     particles: int = whole(20, least=2)

@@ -34,7 +34,7 @@ from doxa.method import (
     optimise,
     refresh_batch_norm,
 )
-from doxa.method.method import between, one_of, positive, whole
+from doxa.method.method import Alternatives, between, one_of, positive, whole
 from doxa.posterior import Posterior, SamplePosterior
 
 
@@ -61,6 +61,7 @@ class SWA(Method):
     renamed: ClassVar[Mapping[str, str]] = {"share": "average", "rate": "swa_lr"}
     half_precision: ClassVar[bool] = True
     overfits: ClassVar[bool] = True
+    alternatives: ClassVar[Alternatives] = Alternatives()
 
     average: float = between(0.25, 0, 1, "(]")
     cycle: int = whole(10, least=1)

@@ -341,6 +341,7 @@ class FunctionalPrior(SGHMC):
 
     name: ClassVar[str] = "functional-prior"
     renamed: ClassVar[Mapping[str, str]] = {**SGHMC.renamed, "tuning": "prior_steps"}
+    large_copies: ClassVar[tuple[float, float] | None] = None
 
     target: str | FunctionPrior = one_of(
         *KERNELS, or_a=FunctionPrior, called="a GPPrior or an ImplicitPrior"

@@ -91,7 +91,7 @@ from doxa.method import (
     optimise,
     slice_state,
 )
-from doxa.method.method import flag, one_of, positive, whole
+from doxa.method.method import Alternatives, flag, one_of, positive, whole
 from doxa.method.state import joined
 from doxa.posterior import Posterior
 
@@ -283,6 +283,7 @@ class Laplace(Method):
     }
     by_held_out: ClassVar[Mapping[str, Any]] = MappingProxyType({"tune": "validation"})
     overfits: ClassVar[bool] = True
+    alternatives: ClassVar[Alternatives] = Alternatives()
 
     structure: str = one_of(
         "auto", "full", "diagonal", "block-diagonal", "kronecker", "low-rank", "functional"

@@ -11,11 +11,14 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 Params = dict[str, Tensor]
+
+LARGE = 1_000_000  # weights of a network from which nothing of the size of a row is copied
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,41 @@ class Entry:
     @property
     def size(self) -> int:
         return math.prod(self.shape)
+
+
+class NeedsRow(Exception):
+    """Rows of weights of which only the tensors are given (`SplitRow`) were used as rows."""
+
+
+class SplitRow(Tensor):
+    """Rows of weights [..., P] of which only the tensors in `parts` have gradients.
+
+    `Layout.unflatten` returns these tensors. The rows have a shape and a type, and `detach` returns
+    their values. Any other operation raises `NeedsRow`, because its gradient would be lost.
+    """
+
+    parts: Params
+
+    @staticmethod
+    def of(flat: Tensor, layout: Layout) -> SplitRow:
+        """Rows without a gradient, split into tensors that are views of them."""
+        row = flat.as_subclass(SplitRow)
+        tensors = layout.unflatten(flat)
+        row.parts = {name: part.detach().requires_grad_() for name, part in tensors.items()}
+        return row
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func not in _WITHOUT_GRADIENT:
+            raise NeedsRow
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
+_WITHOUT_GRADIENT: set[Any] = {Tensor.detach, Tensor.size, Tensor.dim, Tensor.numel, Tensor.__len__}
+_WITHOUT_GRADIENT |= {getattr(Tensor, k).__get__ for k in ("shape", "ndim", "dtype", "device")}
 
 
 class Layout:
@@ -47,6 +85,8 @@ class Layout:
 
     def unflatten(self, flat: Tensor) -> Params:
         """[..., P] to {name: [..., *shape]}. `split` keeps the backward pass a single `cat`."""
+        if isinstance(flat, SplitRow):
+            return dict(flat.parts)
         lead = flat.shape[:-1]
         parts = flat.split(self.sizes, dim=-1)
         return {

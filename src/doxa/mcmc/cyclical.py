@@ -52,6 +52,7 @@ class CyclicalSGMCMC(StochasticGradient):
     name: ClassVar[str] = "cyclical"
     renamed: ClassVar[Mapping[str, str]] = {"step": "step_size"}
     default_rate: ClassVar[float] = 1e-2
+    columnwise: ClassVar[bool] = True
 
     inner: str = one_of("sgld", "sghmc")
     cycles: int = whole(4, least=1)

@@ -58,6 +58,8 @@ class SGHMC(StochasticGradient):
 
     name: ClassVar[str] = "sghmc"
     renamed: ClassVar[Mapping[str, str]] = {"step": "step_size"}
+    columnwise: ClassVar[bool] = True
+    large_copies: ClassVar[tuple[float, float] | None] = (4.0, 1.0)  # θ, v, the last good ones; ∇
 
     draws: int = whole(100, least=1)
     burn_in: int = whole(1000, least=0)

@@ -57,6 +57,8 @@ class SGLD(StochasticGradient):
     name: ClassVar[str] = "sgld"
     renamed: ClassVar[Mapping[str, str]] = {"step": "step_size"}
     default_rate: ClassVar[float] = 1e-2
+    columnwise: ClassVar[bool] = True
+    large_copies: ClassVar[tuple[float, float] | None] = (2.0, 1.0)  # θ, the last good θ; ∇
 
     draws: int = whole(100, least=1)
     burn_in: int = whole(1000, least=0)

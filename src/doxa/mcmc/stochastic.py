@@ -25,6 +25,7 @@ from doxa.data import Batch
 from doxa.mcmc.convergence import chain_status
 from doxa.method import (
     Clock,
+    ColumnClock,
     Info,
     Method,
     Number,
@@ -32,6 +33,8 @@ from doxa.method import (
     Stage,
     State,
     Step,
+    TensorGradient,
+    gradients_by_tensor,
     log_joint,
     optimise,
     potential,
@@ -51,6 +54,7 @@ class StochasticGradient(Method):
     draws: int
     burn_in: int
     thin: int
+    columnwise: ClassVar[bool] = False  # `move` is a function of each weight alone, with `noise`
     default_members: ClassVar[int] = 4
     default_rate: ClassVar[float] = 1e-3
     batch_norm: ClassVar[str] = (
@@ -108,12 +112,45 @@ class StochasticGradient(Method):
         advance = move or self.move
 
         def step(run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
+            found = None
+            if self.columnwise and run.by_tensor and run.free is None:
+                found = self._in_blocks(run, state, batch, clock, advance)
+            if found is not None:
+                return found
             value, grad, changed = stochastic_gradient(run, state, batch, clock)
             new = advance(run, {**state, **changed}, grad, clock)
             new["theta"] = held(run, new["theta"], state["theta"])
             return {**state, **changed, **new}, report(run, value)
 
         return step
+
+    def _in_blocks(
+        self, run: Run, state: State, batch: Batch, clock: Clock, advance: Move
+    ) -> tuple[State, Info] | None:
+        """The step of a large network in blocks of its columns, in place. None if the objective
+        needs rows."""
+        shape = state["theta"].shape
+        rows = {k: v for k, v in state.items() if v.shape == shape}
+        if not clock.owned:
+            rows = {k: v.clone() for k, v in rows.items()}
+
+        def use(gradients: list[TensorGradient]) -> None:
+            m = gradients[0].member
+            own, at = run.select_members(slice(m, m + 1)), ColumnClock(clock, m, shape[1])
+            for tensor in gradients:
+                for block in tensor.blocks():
+                    block.add_prior(block.of(rows["theta"]), 1.0)
+                    at.begin_block()
+                    part = {k: block.of(v).unsqueeze(0) for k, v in rows.items()}
+                    new = advance(own, part, block.grad.unsqueeze(0), at)
+                    for name, value in new.items():
+                        part[name].copy_(value)
+
+        found = gradients_by_tensor(run, potential, {**state, **rows}, batch, clock, use)
+        if found is None:
+            return None
+        value, changed = found
+        return {**state, **changed, **rows}, report(run, value) if clock.reported else {}
 
     def finish(self, run: Run, state: State, kept: Tensor | None) -> Posterior:
         last = state["theta"].unsqueeze(1)  # [K, 1, P]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from doxa.data import Batch
 from doxa.errors import ModelError
-from doxa.method.method import Method, between, whole
+from doxa.method.method import Alternatives, Method, between, whole
 from doxa.method.run import Run
 from doxa.method.stage import Stage, noise_on_held_out, optimise
 from doxa.method.state import Clock, State, flatten_particles, network_part, unflatten_particles
@@ -36,6 +36,7 @@ class Components(Method):
     """
 
     overfits: ClassVar[bool] = True
+    alternatives: ClassVar[Alternatives] = Alternatives()
     half_precision: ClassVar[bool] = True
     renamed: ClassVar[Mapping[str, str]] = {"size": "components", "spread": "initial_factor_std"}
 

@@ -47,7 +47,7 @@ import dataclasses
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import wraps
 from numbers import Integral, Real
 from types import MappingProxyType
@@ -71,6 +71,7 @@ from doxa.method.run import Run
 from doxa.method.stage import Stage
 from doxa.method.state import State, flatten_particles, network_part
 from doxa.model.model import Network, Problem
+from doxa.priors import Normal, Prior
 from doxa.registry import get_method
 
 if TYPE_CHECKING:
@@ -105,6 +106,10 @@ class Workload:
         Bytes per number.
     draws_budget : int
         Bytes of kept draws in memory; the rest is on disk.
+    by_tensor : bool
+        Whether steps make no copies of a row of weights (`Run.by_tensor`).
+    held_out : bool
+        Whether the best state on held-out rows is kept.
     """
 
     members: int
@@ -118,11 +123,13 @@ class Workload:
     batch: int
     itemsize: int
     draws_budget: int
+    by_tensor: bool = False
+    held_out: bool = False
 
     @classmethod
     def of(
         cls, problem: Problem, data: Data, members: int, batch: int, output: Any, inputs: Any,
-        draws_budget: int | None,
+        draws_budget: int | None, by_tensor: bool = False,
     ) -> Workload:  # fmt: skip
         model = problem.model
         brought = sum(module.layout.size for module in problem.modules.values())
@@ -138,6 +145,7 @@ class Workload:
         return cls(
             members, weights, uncertain, brought, max(map(len, data.rows)), _count(inputs),
             _count(output), features, batch, torch.finfo(data.dtype).bits // 8, draws_budget,
+            by_tensor, data.validation is not None,
         )  # fmt: skip
 
     @property
@@ -175,6 +183,25 @@ def _count(shapes: Any) -> int:
             return math.prod(shapes)
         return sum(map(_count, shapes))
     return sum(leaf for leaf in tree_flatten(shapes)[0] if isinstance(leaf, int)) or 1
+
+
+@dataclass(frozen=True)
+class Alternatives:
+    """Settings that are tried where the defaults may learn too little (`driver/alternatives.py`).
+
+    Parameters
+    ----------
+    prior : Prior, default Normal(3.0)
+        The prior, in place of the default N(0, 1).
+    rate : float, default 5.0
+        A factor of the method's learning rate.
+    settings : sequence of dict, default ({},)
+        Settings of the method. The fits of all of them are one stacked fit.
+    """
+
+    prior: Prior = field(default_factory=lambda: Normal(3.0))
+    rate: float = 5.0
+    settings: Sequence[Mapping[str, float]] = ({},)
 
 
 Ends = Literal["[]", "[)", "(]", "()"]  # closed or open ends of an interval
@@ -484,10 +511,16 @@ class Method(metaclass=_Renaming):
     is_ensemble: ClassVar[bool] = False  # more members are the way to a wider posterior
     # The settings with which held-out rows choose the prior scale; empty: they cannot.
     by_held_out: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    # Settings that are tried besides the defaults; None: no others (`driver/alternatives.py`).
+    alternatives: ClassVar[Alternatives | None] = None
     half_precision: ClassVar[bool] = False  # its network may compute in bfloat16
     own_weights: ClassVar[bool] = False  # `prepare` makes weights that are not the given network's
     modules_stack: ClassVar[bool] = False  # the method's own modules run under vmap
     copies: ClassVar[float] = 24.0  # copies of all weights at the peak of a fit, as measured
+    # Copies of all members' weights, and of one member's, at the peak of a fit of a large network
+    # whose steps make none; None: `copies`. With held-out rows, there is one more of `best_copies`.
+    large_copies: ClassVar[tuple[float, float] | None] = None
+    best_copies: ClassVar[float] = 1.0
     predicted_draws: ClassVar[int] = 0  # draws of the weights held at once to predict held-out rows
     # Advice in the error message if memory is short:
     smaller: ClassVar[str] = (
@@ -558,6 +591,10 @@ class Method(metaclass=_Renaming):
         """The number of particles per member for a prepared problem, if it depends on it."""
         return self.width
 
+    def alternatives_on(self, problem: Problem) -> Alternatives | None:
+        """The alternatives for a problem before `prepare`, if they depend on it."""
+        return self.alternatives
+
     @property
     def gradients(self) -> tuple[int, int] | None:
         """The smallest and largest number of full-data gradients per chain, as a measure of cost.
@@ -575,9 +612,15 @@ class Method(metaclass=_Renaming):
         return 0
 
     def planned_bytes(self, work: Workload) -> int:
-        """The peak memory of a fit, to a factor of two: state, gradients, copies and kept draws.
+        """The peak memory of a fit: state, gradients, copies and kept draws. It is right to a
+        factor of two; for large networks with `large_copies`, within 15 %.
         `doxa.method.method` lists what is not counted."""
         particles = work.copy * self.width
+        if work.by_tensor and self.large_copies is not None:
+            every, one = self.large_copies
+            every += self.best_copies * (work.held_out and self.overfits)
+            drawn = min(self.kept_draws * particles, work.draws_budget)
+            return int((every + one / work.members) * particles) + drawn
         kept = min(self.kept_draws * particles, work.draws_budget)
         predicting = self.predicted_draws * work.weights * work.itemsize
         return int(self.copies * particles) + kept + predicting

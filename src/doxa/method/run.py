@@ -23,7 +23,7 @@ from doxa.data import Batch, BatchRequest, Data, Feed, NoData, NoRows, Pass, bat
 from doxa.engine import Engine
 from doxa.errors import MethodError
 from doxa.likelihoods import Likelihood
-from doxa.linalg.layout import Layout, Params
+from doxa.linalg.layout import LARGE, Layout, Params, SplitRow
 from doxa.method.state import (
     AnalyticGradient,
     Clock,
@@ -111,7 +111,7 @@ class Run:
     seeds: Sequence[int]  # seed of each row
     n: Tensor  # [M], the sum of weights
     prior: BoundPrior
-    initial: Tensor  # [M, P]
+    initial: Tensor | None  # [M, P]; None: computed again where it is needed
     hyper: Mapping[str, Tensor] = field(default_factory=dict)  # {field: [M]}, if runs differ
     constants: Params = field(default_factory=dict)  # fixed likelihood parameters, [M, ...]
     settings: FitSettings = field(default_factory=FitSettings)
@@ -129,7 +129,7 @@ class Run:
     starts: list[tuple[int, object]] = field(init=False)  # (seed, who): keys of initial values
     keys: list[str] = field(init=False)  # the same as strings: keys of noise and data order
     per_example: Tensor = field(init=False)  # −1/n, [M]: factor from an objective to the loss
-    _derived: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
+    cached: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         particles = self.particle_of or [""] * len(self.members)
@@ -149,6 +149,15 @@ class Run:
     def net(self) -> Model:
         """The network; an error if there is none."""
         return self.problem.net
+
+    @cached_property
+    def by_tensor(self) -> bool:
+        """Whether gradients are taken by the tensors of a large network, and not by rows of all
+        its weights (`gradients_by_tensor`)."""
+        engine = self.engine
+        eager = engine.kind == "loop" and engine.mode in (None, "eager")
+        network = self.problem.model is not None and not self.particle_of
+        return eager and network and self.device.type == "cpu" and self.layout.size >= LARGE
 
     @property
     def steps(self) -> int:
@@ -251,9 +260,9 @@ class Run:
     def once(self, what: str, make: Callable[[], T]) -> T:
         """A value that a method computes from this run, cached at the first call. It must be a
         function of the run alone, because a resumed fit computes it again."""
-        if what not in self._derived:
-            self._derived[what] = make()
-        found: T = self._derived[what]
+        if what not in self.cached:
+            self.cached[what] = make()
+        found: T = self.cached[what]
         return found
 
     def select_members(self, rows: slice) -> Self:
@@ -261,22 +270,22 @@ class Run:
         if rows == slice(0, self.size):
             return self
         key = (rows.start, rows.stop)
-        if key not in self._derived:
-            self._derived[key] = replace(
+        if key not in self.cached:
+            self.cached[key] = replace(
                 self, members=self.members[rows], run_of=self.run_of[rows],
                 split_of=self.split_of[rows], seeds=self.seeds[rows], n=self.n[rows],
                 hyper={k: v[rows] for k, v in self.hyper.items()},
                 constants={k: v[rows] for k, v in self.constants.items()},
                 prior=self.prior[rows] if self.prior.runs else self.prior,
-                initial=self.initial[rows], data=self.data.members(rows),
-                particle_of=self.particle_of[rows],
+                initial=None if self.initial is None else self.initial[rows],
+                data=self.data.members(rows), particle_of=self.particle_of[rows],
             )  # fmt: skip
-        part: Self = self._derived[key]
+        part: Self = self.cached[key]
         return part
 
     def expand_particles(self, k: int) -> Self:
         """The run with k particles in place of each member: M·k rows, each with its own noise."""
-        if k not in self._derived:
+        if k not in self.cached:
 
             def again(tree: Mapping[str, Tensor]) -> dict[str, Tensor]:
                 return {name: v.repeat_interleave(k, 0) for name, v in tree.items()}
@@ -286,16 +295,16 @@ class Run:
 
             each = torch.arange(self.size).repeat_interleave(k)
             before = self.particle_of or [""] * self.size
-            self._derived[k] = replace(
+            self.cached[k] = replace(
                 self, members=many(self.members), run_of=many(self.run_of),
                 split_of=many(self.split_of), seeds=many(self.seeds),
                 n=self.n.repeat_interleave(k, 0), hyper=again(self.hyper),
                 constants=again(self.constants), data=self.data.members(each),
                 prior=self.prior[each] if self.prior.runs else self.prior,
-                initial=self.initial.repeat_interleave(k, 0),
+                initial=None if self.initial is None else self.initial.repeat_interleave(k, 0),
                 particle_of=[f"{own}/{j}" for own in before for j in range(k)],
             )  # fmt: skip
-        wide: Self = self._derived[k]
+        wide: Self = self.cached[k]
         return wide
 
     def start(self) -> Tensor:
@@ -303,7 +312,30 @@ class Run:
         given weights are used."""
         if self.particle_of and self.settings.fresh:
             return self.net.fresh(self.starts)
-        return self.initial.clone()
+        return self.initial_weights() if self.initial is None else self.initial.clone()
+
+    def initial_weights(self) -> Tensor:
+        """The initial weights of each member, [M, P], computed anew."""
+        model, begin = self.problem.model, self.settings.begin
+        if model is None:
+            return torch.zeros(self.size, 0, device=self.device, dtype=self.dtype)
+        if begin is not None:
+            if begin.shape != (self.size, self.layout.size):
+                raise MethodError(
+                    f"init: the posteriors have {begin.shape[0]} points of {begin.shape[1]} "
+                    f"weights, but the fit has {self.size} members (of all runs) of "
+                    f"{self.layout.size} weights"
+                )
+            return begin.to(self.device, self.dtype).clone()
+        if not self.settings.fresh:
+            return model.given().expand(self.size, -1).clone() if self.size > 1 else (
+                model.given().unsqueeze(0)
+            )  # fmt: skip
+        distinct = list(dict.fromkeys(self.starts))
+        rows = model.fresh(distinct)
+        if distinct == self.starts:
+            return rows
+        return rows[[distinct.index(start) for start in self.starts]]
 
     def init_network(self) -> State:
         """The initial state of a network: weights, parameters of rewritten layers, and for each
@@ -525,6 +557,8 @@ class Run:
     def known_prior(self, theta: Tensor, name: str = "theta") -> AnalyticGradient:
         """log p(θ), with its gradient in closed form."""
         at = theta.detach()
+        if isinstance(theta, SplitRow):  # `gradients_by_tensor` adds it
+            return AnalyticGradient(self.n, {}, of_prior=True)
         return AnalyticGradient(
             self.prior.log_prob(at), {name: lambda grad: self.prior.add_score(grad, at)}
         )
@@ -593,7 +627,8 @@ def scaled_priors(run: Run, wider: Mapping[str, Tensor]) -> list[Prior | dict[st
     """The Gaussian prior of each member, with the standard deviation of some weights (by name)
     multiplied by a factor [M]. The prior of other weights is unchanged."""
     entries = [e for e in run.layout.entries if not e.name.startswith("likelihood.")]
-    std = run.prior.curvature(run.initial).double().rsqrt()  # [M, P], the same within an entry
+    like = run.n.new_zeros(1, 1).expand(run.size, run.layout.size)
+    std = run.prior.curvature(like).double().rsqrt()  # [M, P], the same within an entry
     found: list[Prior | dict[str, Prior]] = []
     for m in range(run.size):
         own: dict[str, Prior] = {}

@@ -22,8 +22,10 @@ from doxa.method.state import (
     Info,
     Objective,
     State,
+    TensorGradient,
     average_name,
     buffer_name,
+    gradients_by_tensor,
     network_part,
     unflatten_particles,
 )
@@ -139,6 +141,14 @@ def optimise(
 
     def step(run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
         chosen = optimizer or run.settings.optimizer
+        if run.by_tensor and tuple(over) == ("theta",) and combine is None:
+            found = step_by_tensor(run, objective, state, batch, clock, chosen)
+            if found is not None:
+                new, value = found
+                if average:
+                    new |= average_from(first, {"theta": new["theta"]}, state, clock, every)
+                info = {"loss": value * run.per_example} if clock.reported else {}
+                return {**state, **new}, info
         value, grads, changed = run.value_and_grad(objective, state, batch, clock, over)
         params = {name: state[name] for name in over}
         if combine is not None:
@@ -158,6 +168,35 @@ def optimise(
         name, step, steps, source, over=tuple(over), enter=enter, validates=validates,
         capturable=capturable,
     )  # fmt: skip
+
+
+def step_by_tensor(
+    run: Run, objective: Objective, state: State, batch: Batch, clock: Clock, optimizer: Optimizer
+) -> tuple[State, Tensor] | None:
+    """A step of an optimiser on θ of a large network: the new entries of the state, and the value
+    of the objective, [M]. None if the objective needs rows. Tensors whose prior is a Gaussian
+    centred at 0 have it as the weight decay of the optimiser, which is the same."""
+    names = ("theta", *(f"optim.{kind}.theta" for kind in optimizer.moments))
+    new: State = {}
+
+    def update(gradients: list[TensorGradient]) -> None:
+        if not new:
+            new.update((k, state[k] if clock.owned else state[k].clone()) for k in names)
+        m = gradients[0].member
+        n = float(run.n[m])
+        groups: dict[float, list[TensorGradient]] = {}
+        for one in gradients:
+            if one.decay is None:
+                one.add_prior(one.of(new["theta"]), -1.0 / n)
+            groups.setdefault((one.decay or 0.0) / n, []).append(one)
+        rate = (clock.rate[m] if clock.rate.ndim else clock.rate).reshape(())
+        for decay, group in groups.items():
+            theta, *moments = ([one.of(rows) for one in group] for rows in new.values())
+            grads = [one.grad for one in group]
+            optimizer.update_(theta, grads, moments, rate, clock.t, decay)
+
+    found = gradients_by_tensor(run, objective, state, batch, clock, update, loss=True)
+    return None if found is None else ({**found[1], **new}, found[0])
 
 
 def noise_on_held_out(

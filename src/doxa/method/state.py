@@ -17,8 +17,8 @@ name belongs to the method that made it, or to the optimiser.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,7 +26,9 @@ from torch import Tensor
 
 from doxa.data import Batch
 from doxa.errors import MethodError
+from doxa.linalg.layout import LARGE, NeedsRow, SplitRow
 from doxa.noise import Noise, PrefetchedNoise
+from doxa.priors import BoundPrior
 
 if TYPE_CHECKING:
     from doxa.method.run import Run
@@ -52,6 +54,8 @@ class Clock:
         The source of random numbers.
     owned : bool
         Whether the tensors of the state may be overwritten, because nothing else refers to them.
+    reported : bool
+        Whether the statistics of this step are read. For a large network, they take time.
     """
 
     def __init__(
@@ -62,50 +66,87 @@ class Clock:
         source: Noise | PrefetchedNoise,
         owned: bool = False,
         calls: list[int] | None = None,
+        reported: bool = True,
     ) -> None:
         self.t, self.rate, self.steps, self.source, self.owned = t, rate, steps, source, owned
-        self._calls = [0] if calls is None else calls  # within this step
+        self.calls = [0] if calls is None else calls  # requests for numbers within this step
+        self.reported = reported
 
     def noise(self, *shape: int) -> Tensor:
         """Standard normals [M, *shape]; each call within a step returns different ones."""
-        self._calls[0] += 1
-        return self.source.normal(shape, self.t, self._calls[0])
+        self.calls[0] += 1
+        return self.source.normal(shape, self.t, self.calls[0])
 
     def alternating(self, *shape: int) -> Tensor:
         """Standard normals [M, *shape]. At every second step they are the negated normals of the
         step before: this halves the cost, and odd functions of them cancel over two steps."""
-        self._calls[0] += 1
-        return self.source.alternating(shape, self.t, self._calls[0])
+        self.calls[0] += 1
+        return self.source.alternating(shape, self.t, self.calls[0])
 
     def uniform(self, *shape: int) -> Tensor:
         """Uniforms in (0, 1], [M, *shape]."""
-        self._calls[0] += 1
-        return self.source.uniform(shape, self.t, self._calls[0])
+        self.calls[0] += 1
+        return self.source.uniform(shape, self.t, self.calls[0])
 
     def rows(self, kind: str, *shape: int) -> Tensor:
         """Noise per row, "normal" or "uniform", [M, rows, ...]. Padding rows do not change the
         noise of the others."""
-        self._calls[0] += 1
-        return self.source.rowwise(kind, shape, self.t, self._calls[0])
+        self.calls[0] += 1
+        return self.source.rowwise(kind, shape, self.t, self.calls[0])
 
     def continue_from(self, other: Clock) -> None:
         """Count the calls that another clock has made in this step as calls of this one."""
-        self._calls[:] = other._calls
+        self.calls[:] = other.calls
 
     def select_members(self, members: slice) -> Clock:
         """The clock of some members. Their random numbers do not depend on the selection."""
         rate = self.rate[members] if self.rate.ndim else self.rate
-        calls = list(self._calls)
+        calls = list(self.calls)
         return Clock(
-            self.t, rate, self.steps, self.source.select_members(members), self.owned, calls
-        )
+            self.t, rate, self.steps, self.source.select_members(members), self.owned, calls,
+            self.reported,
+        )  # fmt: skip
 
     def expand_particles(self, k: int) -> Clock:
         """The clock of k particles per member, each with its own random numbers."""
         rate = self.rate.repeat_interleave(k, 0) if self.rate.ndim else self.rate
         return Clock(
-            self.t, rate, self.steps, self.source.expand_particles(k), self.owned, self._calls
-        )
+            self.t, rate, self.steps, self.source.expand_particles(k), self.owned, self.calls,
+            self.reported,
+        )  # fmt: skip
+
+
+class ColumnClock(Clock):
+    """The clock of one member, for a step that is computed in blocks of columns: a call of `noise`
+    returns the normals of the columns of one block, and the next blocks have those after them.
+
+    Parameters
+    ----------
+    clock : Clock
+        The clock of all members.
+    member : int
+        The row of the member.
+    size : int
+        The number of columns of a row.
+    """
+
+    def __init__(self, clock: Clock, member: int, size: int) -> None:
+        rate = clock.rate[member : member + 1] if clock.rate.ndim else clock.rate
+        super().__init__(clock.t, rate, clock.steps, clock.source, clock.owned, list(clock.calls))
+        self.member, self.size, self._first = member, size, clock.calls[0]
+        self._streams: dict[int, Callable[[int], Tensor]] = {}
+
+    def begin_block(self) -> None:
+        """Calls from here on are for the next columns."""
+        self.calls[0] = self._first
+
+    def noise(self, *shape: int) -> Tensor:
+        self.calls[0] += 1
+        call = self.calls[0]
+        if call not in self._streams:
+            assert isinstance(self.source, PrefetchedNoise)
+            self._streams[call] = self.source.stream(self.member, self.size, self.t, call)
+        return self._streams[call](*shape).unsqueeze(0)
 
 
 class NoClock(Clock):
@@ -172,10 +213,11 @@ Objective = Callable[[Any, State, Batch, Clock], Any]
 @dataclass(frozen=True)
 class AnalyticGradient:
     """A part of an objective with a gradient in closed form: its value [M], and for each name a
-    function that adds its gradient."""
+    function that adds its gradient. `of_prior`: it is the log prior of θ, and nothing else."""
 
     value: Tensor
     add: Mapping[str, Callable[[Tensor], Tensor]]
+    of_prior: bool = False
 
 
 def log_joint(run: Run, params: State, batch: Batch, clock: Clock) -> Any:
@@ -218,9 +260,10 @@ def differentiated(
                 f"an objective must return one value per member, [{run.size}], not "
                 f"{list(value.shape)}"
             )
-        grads = torch.autograd.grad(
-            value, list(leaves.values()), torch.ones_like(value), allow_unused=True
-        )
+        large = run.layout.size >= LARGE
+        # With weights of the outputs, autograd imports symbolic shapes, which take 30 MiB.
+        output, weights = (value.sum(), None) if large else (value, torch.ones_like(value))
+        grads = torch.autograd.grad(output, list(leaves.values()), weights, allow_unused=True)
     found = dict(zip(over, grads, strict=True))
     add = {} if known is None else known.add
     for name, grad in found.items():
@@ -234,3 +277,109 @@ def differentiated(
 
 def joined(parts: Sequence[State]) -> State:
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+_BLOCK = 1 << 16  # columns
+
+
+@dataclass(frozen=True)
+class TensorGradient:
+    """The gradient of one tensor of one member, without that of the prior."""
+
+    member: int
+    where: slice  # its columns
+    grad: Tensor  # [p]
+    prior: BoundPrior | None  # the prior whose gradient is to be added
+
+    def of(self, rows: Tensor) -> Tensor:
+        """The view [p] of rows [M, P] that this is the gradient of."""
+        return rows[self.member, self.where]
+
+    @property
+    def decay(self) -> float | None:
+        """The precision of the prior, where it is a Gaussian centred at 0 with one precision: its
+        gradient is −precision · θ. 0 without a prior, None for any other."""
+        return 0.0 if self.prior is None else self.prior.decay(self.where)
+
+    def add_prior(self, theta: Tensor, factor: float) -> None:
+        """Add the gradient of the prior at θ [p], times a factor, to `grad` in place."""
+        if self.prior is not None:
+            self.prior.add_score_(self.grad, theta, self.where, factor)
+
+    def blocks(self) -> Iterator[TensorGradient]:
+        """The same in blocks of columns that stay in the cache, with all that is computed there."""
+        for start in range(0, len(self.grad), _BLOCK):
+            grad = self.grad[start : start + _BLOCK]
+            first = self.where.start + start
+            yield replace(self, where=slice(first, first + len(grad)), grad=grad)
+
+
+def gradients_by_tensor(
+    run: Run, objective: Objective, params: State, batch: Batch, clock: Clock,
+    use: Callable[[list[TensorGradient]], None], loss: bool = False,
+) -> tuple[Tensor, State] | None:  # fmt: skip
+    """The gradients of a large network by θ (`Run.by_tensor`), without a copy of a row of weights.
+
+    A new row of 21 million weights takes longer to allocate than to compute, because its pages are
+    mapped at the first write. So the leaves of the graph are views of the row. `use` is called with
+    the gradients of one member after the other, of the objective, or of the `loss`, −1/n times
+    the objective. It adds the gradient of the prior, and may overwrite θ.
+
+    Returns the value of each member, [M], without the log prior if the clock does not report it,
+    and the entries of the state that the pass changed. None if the objective uses rows of weights
+    other than through the network and `Run.known_prior`.
+    """
+    key = ("needs rows", objective)
+    if not run.by_tensor or key in run.cached:
+        return None
+    called, values, changes = list(clock.calls), [], []
+    for part in run.engine.chunks(run.size):
+        at = clock.select_members(part)
+        try:
+            found, value, changed = _gradient(run, objective, params, batch, at, part, loss)
+        except NeedsRow:  # the gradient is taken by rows, here and in all further steps
+            run.cached[key] = True
+            clock.calls[:] = called
+            return None
+        use(found)
+        del found
+        values.append(value)
+        changes.append(changed)
+    clock.continue_from(at)
+    return torch.cat(values), joined(changes)
+
+
+def _gradient(
+    run: Run, objective: Objective, params: State, batch: Batch, clock: Clock, part: slice,
+    loss: bool,
+) -> tuple[list[TensorGradient], Tensor, State]:  # fmt: skip
+    own, rows = run.select_members(part), batch if run.size == 1 else batch.members(part)
+    theta = params["theta"][part].detach()
+    with torch.enable_grad():
+        row = SplitRow.of(theta, run.layout)
+        given = {**slice_state(params, part), "theta": row}
+        value, changed, *rest = objective(own, given, rows, clock)
+        known: AnalyticGradient | None = rest[0] if rest else None
+        if value.shape != (1,):
+            raise MethodError(
+                f"an objective must return one value per member, [1], not {list(value.shape)}"
+            )
+        if known is not None and not known.of_prior and "theta" in known.add:
+            raise NeedsRow
+        output = (value * own.per_example if loss else value).sum()
+        leaves = list(row.parts.values())
+        grads = torch.autograd.grad(output, leaves, allow_unused=True)
+    prior = None
+    if known is not None and known.of_prior:
+        prior = own.prior[0] if own.prior.runs else own.prior
+    elif all(grad is None for grad in grads):
+        raise MethodError("the objective does not depend on 'theta', which it should train")
+    value = value.detach()
+    if known is not None and clock.reported:
+        value = value + (own.prior.log_prob(theta) if known.of_prior else known.value)
+    found = []
+    for where, leaf, grad in zip(run.layout.slices.values(), leaves, grads, strict=True):
+        grad = torch.zeros_like(leaf) if grad is None else grad
+        # contiguous, because fused optimisers ignore strides
+        found.append(TensorGradient(part.start, where, grad.contiguous().view(-1), prior))
+    return found, value, changed

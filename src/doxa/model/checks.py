@@ -127,6 +127,7 @@ _RESHAPES = {
 
 
 _DEVIATIONS = 6.0
+_BLOCK = 1 << 20
 _LEAST = 16  # numbers in a tensor; for fewer, the tails of the log ratio are too long
 
 
@@ -143,10 +144,10 @@ def warn_if_pretrained(model: Model, fresh: Tensor) -> None:
 
 def trained_tensors(model: Model, fresh: Tensor) -> list[str]:
     """The names of weights and counters that were probably changed by training."""
-    given, new = model.layout.unflatten(model.given()), model.layout.unflatten(fresh)
+    given, new = dict(model.net.named_parameters()), model.layout.unflatten(fresh)
     found = [
-        name for name, value in given.items()
-        if not name.startswith("likelihood.") and _moved(value.double(), new[name].double())
+        name for name, value in new.items()
+        if not name.startswith("likelihood.") and _moved(given[name].detach(), value)
     ]  # fmt: skip
     counters = [name for name in model.tracked if name.endswith("num_batches_tracked")]
     return found + [name for name in counters if int(model.fixed[name]) > 0]
@@ -155,10 +156,16 @@ def trained_tensors(model: Model, fresh: Tensor) -> list[str]:
 def _moved(given: Tensor, fresh: Tensor) -> bool:
     differs = _constant(fresh)
     if not differs and fresh.numel() >= _LEAST:
-        size = lambda t: t.square().mean().clamp_min(1e-300).sqrt().log()  # noqa: E731
-        gap = (size(given) - size(fresh)).abs() * fresh.numel() ** 0.5
-        differs = bool(gap > _DEVIATIONS)
+        gap = abs(_log_size(given) - _log_size(fresh)) * fresh.numel() ** 0.5
+        differs = gap > _DEVIATIONS
     return differs and not _constant(given)  # trained weights are not constant
+
+
+def _log_size(values: Tensor) -> float:
+    """The log of the root mean square, in double precision, some numbers at a time."""
+    blocks = values.flatten().split(_BLOCK)
+    total = sum(float(block.double().square().sum()) for block in blocks)
+    return 0.5 * math.log(max(total / values.numel(), 1e-300))
 
 
 def _constant(values: Tensor) -> bool:
@@ -170,7 +177,7 @@ def check_gradient_flow(model: Model, start: Tensor, x: Any) -> Any:
     names of weights whose gradient is cut."""
     params = model.layout.unflatten(start)
     own = {k: v.detach() for k, v in params.items() if not k.startswith("likelihood.")}
-    leaves = {k: v.clone().requires_grad_() for k, v in own.items()}
+    leaves = {k: v.detach().requires_grad_() for k, v in own.items()}
     with torch.enable_grad():
         f = model.forward(leaves, x)
     suspects = _without_gradient(leaves, f)

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -29,17 +29,20 @@ _NORMS = (_BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm2d, FilterRespo
 _DRAWING = (nn.RNNBase, nn.MultiheadAttention, nn.RReLU, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
-def duplicate(net: nn.Module, frozen: bool = True) -> nn.Module:
+def duplicate(
+    net: nn.Module, frozen: bool = True, same: Mapping[int, Tensor] | None = None
+) -> nn.Module:
     """A copy of a network, also after a forward pass. The older weight_norm and spectral_norm keep
     the weight of the last pass as an attribute; it has an autograd history and cannot be copied.
-    Without `frozen`, parameters that are not trained are shared with the original."""
+    Without `frozen`, parameters that are not trained are shared with the original. `same` has
+    parameters to use in place of copies, by the id of the original."""
     history = {
         id(value): value.detach().clone()
         for module in net.modules() for value in vars(module).values()
         if isinstance(value, Tensor) and not value.is_leaf
     }  # fmt: skip
-    same = {} if frozen else {id(p): p for p in net.parameters() if not p.requires_grad}
-    return copy.deepcopy(net, history | same)
+    shared = {} if frozen else {id(p): p for p in net.parameters() if not p.requires_grad}
+    return copy.deepcopy(net, history | shared | dict(same or {}))
 
 
 def masked_layers(order: Sequence[str], dropouts: Collection[str]) -> dict[str, str]:
@@ -57,10 +60,9 @@ def masked_layers(order: Sequence[str], dropouts: Collection[str]) -> dict[str, 
     return masked
 
 
-def reset(net: nn.Module) -> set[str]:
+def reset(net: nn.Module, given: Mapping[str, Tensor]) -> set[str]:
     """Re-initialise all layers with `reset_parameters`. Returns the names of parameters that no
-    layer set, which keep their values."""
-    given = {name: p.detach().clone() for name, p in net.named_parameters()}
+    layer set, which have their `given` values."""
     with torch.no_grad():
         for p in net.parameters():
             p.fill_(torch.nan)  # a value that is still NaN afterwards was not set
@@ -95,21 +97,42 @@ def fresh_rows(
 ) -> Tensor:
     """Newly initialised values of the layout for each (seed, member id), [M, P]; no global
     generator is used. `others` are entries of the layout that are not in the network."""
-    net = duplicate(net).cpu()
+    given = {name: p.detach() for name, p in net.named_parameters()}
+    others = dict(others or {})
+    kinds = [(given | others)[name].dtype for name in layout.names]
+    rows = torch.empty(len(starts), layout.size, dtype=reduce(torch.promote_types, kinds))
     missed: set[str] = set()
-    rows = []
-    for seed, member in starts:
+    own = copied_into(net, layout, rows[0])
+    for row, (seed, member) in zip(rows, starts, strict=True):
+        named = dict(own.named_parameters())
+        for name, where in layout.slices.items():
+            if name in named and named[name].dtype == rows.dtype:
+                named[name].data = row[where].view(named[name].shape)  # is initialised in place
         with drawing("init", seed, member):
-            missed = reset(net)
-        values = {n: p.detach() for n, p in net.named_parameters()} | dict(others or {})
-        rows.append(layout.flatten(values).clone())
+            missed = reset(own, given)
+        for name, p in (dict(own.named_parameters()) | others).items():
+            if name in layout.slices:
+                value = p.detach().flatten()
+                if value.data_ptr() != row[layout.slices[name]].data_ptr():
+                    row[layout.slices[name]].copy_(value)
     missed &= set(layout.names)
     if missed:
         log.warning(
             "init='fresh' cannot re-initialise %s: no reset_parameters sets them, so all members "
             "start from the given values", ", ".join(sorted(missed))
         )  # fmt: skip
-    return torch.stack(rows)
+    return rows
+
+
+def copied_into(net: nn.Module, layout: Layout, row: Tensor) -> nn.Module:
+    """A copy of a network on the CPU whose weights have no memory but that of a row [P]. Their
+    values are not copied."""
+    same = {
+        id(p): nn.Parameter(row[layout.slices[name]].view(p.shape))
+        for name, p in net.named_parameters()
+        if name in layout.slices and type(p) is nn.Parameter and p.dtype == row.dtype
+    }
+    return duplicate(net, same=same).cpu()
 
 
 @dataclass

@@ -275,6 +275,7 @@ class Model:
         self.named = None if output is None else output_name(output)
         self.builder = nets.builder_of(net)
         self.net = duplicate(net).eval()
+        self.shares = False  # whether trainable parameters are those of another network
         swap_dropout(self.net)
         unfuse_attention(self.net)
         self.output: Any = None  # the shape of the output for one row, after `build`
@@ -319,10 +320,27 @@ class Model:
         subset = self.subset if isinstance(self.subset, str) else self.subset_names
         return {name: getattr(self, name) for name in FACTS} | {"subset": subset}
 
+    def share(self, net: nn.Module) -> None:
+        """Use the memory of the trainable parameters of the network that this model is a copy of,
+        until `own` is called. Nothing writes to it: a fit stores its weights elsewhere."""
+        with torch.no_grad():
+            for p, given in zip(self.net.parameters(), net.parameters(), strict=True):
+                if p.requires_grad and type(given) is nn.Parameter:
+                    p.data = given.detach()
+        self.shares = True
+
+    def own(self) -> None:
+        """Copy the parameters that are shared with another network."""
+        if self.shares:
+            for p in self.net.parameters():
+                p.data = p.data.clone()
+        self.shares = False
+
     def unseen(self) -> Self:
         """A copy with its own network, before `build`."""
         new = copy.copy(self)
         new.net, new.output, new.given_facts = duplicate(self.net), None, None
+        new.shares = False
         new.derive()
         return new
 
@@ -334,7 +352,7 @@ class Model:
         if {self.dtype, *cast} == {dtype} and {t.device for t in tensors} == {torch.device(device)}:
             return self
         moved = copy.copy(self)
-        moved.net = duplicate(self.net).to(device=device, dtype=dtype)
+        moved.net, moved.shares = duplicate(self.net).to(device=device, dtype=dtype), False
         moved.device, moved.dtype = torch.empty(0, device=device).device, dtype
         moved.derive()
         return moved
@@ -343,6 +361,13 @@ class Model:
         """A copy with another likelihood."""
         changed = copy.copy(self)
         changed.likelihood, changed.assumed = likelihoods.likelihood(likelihood), False
+        changed.forget()
+        return changed
+
+    def with_prior(self, prior: Any) -> Self:
+        """A copy with another prior."""
+        changed = copy.copy(self)
+        changed.prior = prior
         changed.forget()
         return changed
 
@@ -567,7 +592,9 @@ class Model:
         """
         own = None if self.default_prior else self.prior
         changed = Model(self.net, self.likelihood, own, subset or self.subset, output=self.named)
-        changed.builder = self.builder
+        changed.builder, changed.prior = self.builder, self.prior
+        if self.shares:
+            changed.share(self.net)
         for name, module in list(changed.net.named_modules()):
             new = rule(name, module)
             if new is None:
@@ -584,7 +611,7 @@ class Model:
         """A copy in which only the parameters of a subset are weights. All others are constants
         with their given values."""
         frozen = copy.copy(self)
-        frozen.net, frozen.subset = duplicate(self.net), subset
+        frozen.net, frozen.subset, frozen.shares = duplicate(self.net), subset, False
         weights = set(frozen.subset_names)
         for name, p in frozen.net.named_parameters():
             p.requires_grad_(p.requires_grad and name in weights)

@@ -117,7 +117,7 @@ class HeldOut(TypedDict, total=False):
     log_prob_error: float  # the standard errors, of the rows that were held out
     gain_error: float
     coverage_error: float
-    by: str  # "members" (each scored on its own part), "cross-fitting" or "one part" for all
+    by: str  # "parts of the members", "cross-fitting" or "one part", which all members hold out
     corrected_for: int  # how many numbers the same rows have chosen: step, noise, calibration
     cross_fit_parts: int  # the number of networks that gave the scores, if the fit was cross-fitted
     groups: int  # the number of groups of these rows, if rows belong to groups
@@ -151,6 +151,15 @@ class HeldOutCalibration(TypedDict, total=False):
     likelihood: Required[str]  # what was found, as text
     noise_columns: list[int]  # the inputs that the noise depends on most; -1: the prediction
     noise_p_value: float  # of noise that does not depend on them
+
+
+class AlternativeFits(TypedDict):
+    """Fits with other settings than the defaults (`driver/alternatives.py`)."""
+
+    tried: int  # the number of further fits
+    chosen: bool  # whether one of them is this posterior
+    settings: str  # its settings, as text; empty if the defaults were kept
+    validation_of_defaults: float  # the held-out score of the defaults
 
 
 class Diagnostics(dict[str, Any]):
@@ -232,6 +241,12 @@ class Diagnostics(dict[str, Any]):
     def stopping(self) -> Stopping | None:
         """Early stopping, for each member: kept_step, rows."""
         return self.get("stopping")
+
+    @property
+    def alternatives(self) -> AlternativeFits | None:
+        """Fits with other settings than the defaults: tried, chosen, settings,
+        validation_of_defaults."""
+        return self.get("alternatives")
 
     @property
     def warnings(self) -> list[str] | None:

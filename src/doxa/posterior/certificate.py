@@ -22,7 +22,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple, Self
@@ -140,6 +140,14 @@ class Certificate:
             estimates["log_prob"], estimates.get("gain"), low, share, assumed=assumed,
             date=today(),
         )  # fmt: skip
+
+    def corrected(self, optimism: float) -> Self:
+        """With mean scores that are lower by `optimism`, in nats per row."""
+        shifted = [
+            None if estimate is None else Estimate(*(end - optimism for end in estimate))
+            for estimate in (self.log_prob, self.gain)
+        ]
+        return replace(self, log_prob=shifted[0], gain=shifted[1])
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, with the SHA-256 of their canonical JSON."""

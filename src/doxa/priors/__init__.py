@@ -58,9 +58,9 @@ def prior(spec: PriorSpec | None) -> Prior | Mapping[str, Prior]:
     )
 
 
-def bind(spec: PriorSpec | None, layout: Layout) -> BoundPrior:
+def bind(spec: PriorSpec | None, layout: Layout, merge: bool = True) -> BoundPrior:
     """The prior of every element of a layout: `doxa.priors.base.bind`."""
-    return base.bind(prior(spec), layout)
+    return base.bind(prior(spec), layout, merge)
 
 
 def each_prior(spec: PriorSpec | None, layout: Layout) -> list[Prior]:

@@ -30,7 +30,7 @@ import torch
 from torch import Generator, Tensor
 
 from doxa.errors import MethodError, ModelError
-from doxa.linalg.layout import Entry, Layout
+from doxa.linalg.layout import LARGE, Entry, Layout
 
 HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 Values = dict[str, Tensor]
@@ -40,7 +40,8 @@ class Family(ABC):
     """A centred density of each element.
 
     `exact` holds the settings in float64, [*runs, p]. The working tensors in `at` are derived from
-    them, so that no precision is lost.
+    them, so that no precision is lost. Settings that are the same for all elements may be expanded
+    tensors, which take the memory of one number; `at` then holds expanded tensors too.
     """
 
     widens: ClassVar[bool] = False  # whether `widening` has a closed form
@@ -48,8 +49,23 @@ class Family(ABC):
 
     def __init__(self, exact: Values, device: torch.device, dtype: torch.dtype) -> None:
         self.exact = exact
-        derived = self.derive(**exact)
+        self.constant = not self.grouped and all(v.stride(-1) == 0 for v in exact.values())
+        derived = self.derive(**(_first(exact) if self.constant else exact))
         self.at = {name: v.to(device=device, dtype=dtype) for name, v in derived.items()}
+        if self.constant:
+            p = next(iter(exact.values())).shape[-1]
+            self.at = {
+                name: v.expand(*v.shape[:-1], p) if name != "norm"
+                else (derived[name] * p).to(device=device, dtype=dtype)
+                for name, v in self.at.items()
+            }  # fmt: skip
+
+    def some(self, index: Any, p: int) -> Values:
+        """The settings of some runs, or of p elements."""
+        if not self.constant:
+            return {name: v[index] for name, v in self.exact.items()}
+        kept = {name: v[index] for name, v in _first(self.exact).items()}
+        return {name: v.expand(*v.shape[:-1], p) for name, v in kept.items()}
 
     @abstractmethod
     def derive(self, **exact: Tensor) -> Values:
@@ -132,7 +148,8 @@ class GaussianFamily(Family):
     def __init__(self, exact: Values, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__(exact, device, dtype)
         scale = exact["scale"]
-        alike = scale.ndim == 1 and scale.numel() > 0 and bool((scale == scale[0]).all())
+        alike = scale.ndim == 1 and scale.numel() > 0
+        alike = alike and (self.constant or bool((scale == scale[0]).all()))
         # Minus the precision where all elements share one: a number is faster than a vector.
         self.same = -float(scale[0] ** -2) if alike else None
 
@@ -201,6 +218,16 @@ class Part:
         return x if self.loc is None else x - self.loc
 
 
+_BLOCK = 1 << 16  # elements that are computed at a time in place
+
+
+def _inside(where: slice, own: slice | Tensor) -> bool:
+    """Whether a slice is in the place of a part, if that is a slice."""
+    if isinstance(own, Tensor):
+        return False
+    return own == slice(None) or (own.start <= where.start and where.stop <= own.stop)
+
+
 class BoundPrior:
     """log p(w), its score, curvature and draws on flat vectors [..., P].
 
@@ -213,6 +240,7 @@ class BoundPrior:
         self.size = size
         self.runs = tuple(next(iter(parts[0].family.exact.values())).shape[:-1])  # () or (R,)
         self._order = _inverse_order(self.parts, size) if len(parts) > 1 else None
+        self._some: dict[tuple[int, int], BoundPrior] = {}  # the priors of slices
 
     @property
     def is_gaussian(self) -> bool:
@@ -226,13 +254,16 @@ class BoundPrior:
         parts = []
         for part in self.parts:
             like = next(iter(part.family.at.values()))
-            exact = {name: value[index] for name, value in part.family.exact.items()}
+            p = next(iter(part.family.exact.values())).shape[-1]
+            exact = part.family.some(index, p)
             family = type(part.family)(exact, like.device, like.dtype)
             parts.append(Part(part.where, part.loc, family))
         return BoundPrior(parts, self.size)
 
     def of(self, index: Tensor) -> BoundPrior:
         """The prior of some elements, given by their positions; for flat vectors [..., p]."""
+        if len(index) == self.size and int(index[0]) == 0:  # ascending positions: all of them
+            return self
         place = torch.full((self.size,), -1)
         place[index.cpu()] = torch.arange(len(index))
         parts = []
@@ -243,7 +274,8 @@ class BoundPrior:
                 continue
             like = next(iter(part.family.at.values()))
             loc = None if part.loc is None else part.loc[kept.to(part.loc.device)]
-            exact = {name: value[..., kept] for name, value in part.family.exact.items()}
+            every = slice(None) if part.family.constant else kept
+            exact = part.family.some((..., every), int(kept.sum()))
             family = type(part.family)(exact, like.device, like.dtype)
             parts.append(Part(_span(places[kept], like.device), loc, family))
         return BoundPrior(parts, len(index))
@@ -267,6 +299,34 @@ class BoundPrior:
                 return torch.add(grad, flat, alpha=first.family.same)
             return torch.addcmul(grad, flat, first.family.at["minus_precision"])
         return grad + self.score(flat)
+
+    def decay(self, where: slice) -> float | None:
+        """The precision of the elements of a slice, where they have Gaussians of one precision,
+        centred at 0: their score is then −precision · w. Otherwise None."""
+        for part in self.parts:
+            own = part.where
+            if _inside(where, own) and part.loc is None and isinstance(part.family, GaussianFamily):
+                return None if part.family.same is None else -part.family.same
+        return None
+
+    def add_score_(self, grad: Tensor, flat: Tensor, where: slice, factor: float) -> None:
+        """Add the score of the elements `where`, with values `flat` [p], times a factor, to `grad`
+        [p] in place."""
+        decay = self.decay(where)
+        if decay is not None:
+            grad.add_(flat, alpha=-factor * decay)
+            return
+        for part in self.parts:
+            if part.family.constant and not self.runs and _inside(where, part.where):
+                loc = 0.0 if part.loc is None else part.loc[0]
+                own = part.family.some(..., 1)
+                family = type(part.family)(own, grad.device, grad.dtype)
+                for x, g in zip(flat.split(_BLOCK), grad.split(_BLOCK), strict=True):
+                    g.add_(family.score(x - loc), alpha=factor)
+                return
+        if (where.start, where.stop) not in self._some:
+            self._some[where.start, where.stop] = self.of(torch.arange(where.start, where.stop))
+        grad.add_(self._some[where.start, where.stop].score(flat), alpha=factor)
 
     @cached_property
     def widens(self) -> bool:
@@ -328,17 +388,22 @@ class BoundPrior:
     def shared_precision(self) -> float | None:
         """The precision, where all elements have Gaussians of the same precision; else None. A
         number is faster than a vector."""
-        first = self.parts[0].family
-        if len(self.parts) > 1 or not isinstance(first, GaussianFamily) or first.same is None:
+        if not self.is_gaussian:
             return None
-        return -first.same
+        found = {getattr(part.family, "same", None) for part in self.parts}
+        same = found.pop() if len(found) == 1 else None
+        return None if same is None else -same
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> BoundPrior:
         device = torch.device(device)
         parts = []
         for part in self.parts:
             where = part.where if isinstance(part.where, slice) else part.where.to(device)
-            loc = None if part.loc is None else part.loc.to(device=device, dtype=dtype)
+            loc = part.loc
+            if loc is not None and part.family.constant:
+                loc = loc[:1].to(device=device, dtype=dtype).expand(len(loc))
+            elif loc is not None:
+                loc = loc.to(device=device, dtype=dtype)
             family = type(part.family)(part.family.exact, device, dtype)
             parts.append(Part(where, loc, family))
         return BoundPrior(parts, self.size)
@@ -363,6 +428,10 @@ def stack_bound(priors: Sequence[BoundPrior]) -> BoundPrior:
         same = [_counterpart(part, prior) for prior in priors]
         exact = {
             name: torch.stack([other.family.exact[name] for other in same])
+            if not all(other.family.constant for other in same)
+            else torch.stack([other.family.exact[name][..., :1] for other in same]).expand(
+                -1, part.family.exact[name].shape[-1]
+            )
             for name in part.family.exact
         }
         family = type(part.family)(exact, values.device, values.dtype)
@@ -396,6 +465,10 @@ def _same_place(a: slice | Tensor, b: slice | Tensor) -> bool:
 def _inverse_order(parts: Sequence[Part], size: int) -> Tensor | None:
     """The position of each element of the flat vector in the concatenated parts; None where the
     order is the same."""
+    spans = [part.where for part in parts if isinstance(part.where, slice)]
+    ends = [0, *(span.stop for span in spans)]
+    if len(spans) == len(parts) and [span.start for span in spans] == ends[:-1]:
+        return None
     places = torch.arange(size)
     order = torch.cat([places[part.where].cpu() for part in parts])
     if torch.equal(order, places):
@@ -404,14 +477,22 @@ def _inverse_order(parts: Sequence[Part], size: int) -> Tensor | None:
     return torch.argsort(order).to(device)
 
 
-def bind(spec: Prior | Mapping[str, Prior], layout: Layout) -> BoundPrior:
+def _first(exact: Values) -> Values:
+    return {name: value[..., :1] for name, value in exact.items()}
+
+
+def bind(spec: Prior | Mapping[str, Prior], layout: Layout, merge: bool = True) -> BoundPrior:
     """The prior of every element of a layout.
 
     The patterns of a mapping {pattern: Prior} are compared with the names of the entries. They are
     shell patterns; the first match is used, and "*" is tried last. Entries without a match have
-    Normal(1.0). A pattern that matches no name is an error.
+    Normal(1.0). A pattern that matches no name is an error. In a large layout, tensors with the
+    same settings one after the other have one density, whose settings take no memory; without
+    `merge`, each tensor has its own, as priors of several runs need it.
     """
     chosen = each_prior(spec, layout)
+    if layout.size >= LARGE and not any(prior.family.grouped for prior in chosen):
+        return BoundPrior(_large_parts(chosen, layout, merge), layout.size)
     groups: dict[type[Family], list[tuple[Entry, Prior]]] = {}
     for entry, its_prior in zip(layout.entries, chosen, strict=True):
         groups.setdefault(its_prior.family, []).append((entry, its_prior))
@@ -460,6 +541,34 @@ def _part(family: type[Family], members: list[tuple[Entry, Prior]], layout: Layo
         loc if bool(loc.any()) else None,
         family(exact, torch.device("cpu"), torch.float64),
     )
+
+
+def _expanded(value: float, p: int) -> Tensor:
+    return torch.tensor([value], dtype=torch.float64).expand(p)
+
+
+def _large_parts(chosen: Sequence[Prior], layout: Layout, merge: bool) -> list[Part]:
+    """The parts of a large layout, of expanded settings."""
+    parts: list[Part] = []
+    cpu = torch.device("cpu")
+    last: Any = None
+    entries = zip(layout.entries, chosen, layout.slices.values(), strict=True)
+    for entry, prior, where in entries:
+        if entry.size == 0:
+            continue
+        settings = prior.settings(entry)
+        facts = prior.family, settings, entry.centre
+        start = where.start
+        if merge and facts == last:
+            start = parts.pop().where.start  # type: ignore[union-attr]
+        last, p = facts, where.stop - start
+        exact = {k: _expanded(v, p) for k, v in settings.items()}
+        family = prior.family(exact, cpu, torch.float64)
+        loc = _expanded(entry.centre, p) if entry.centre else None
+        parts.append(Part(slice(start, where.stop), loc, family))
+    if len(parts) == 1:
+        parts = [Part(slice(None), parts[0].loc, parts[0].family)]
+    return parts
 
 
 def _place(entries: list[Entry], layout: Layout) -> slice | Tensor:

@@ -24,7 +24,7 @@ from doxa import store
 from doxa.data import Batch
 from doxa.errors import MethodError
 from doxa.method import Clock, Method, Problem, Run, Stage, State, noise_on_held_out, optimise
-from doxa.method.method import between, one_of
+from doxa.method.method import Alternatives, between, one_of
 from doxa.model.layers import MaskedDropout, Slots, Value, mask
 from doxa.posterior import ImplicitPosterior, Posterior
 from doxa.vi.mc_dropout import weight_of, with_masks
@@ -89,6 +89,7 @@ class ConcreteDropout(Method):
     renamed: ClassVar[Mapping[str, str]] = {"initial": "initial_p"}
     half_precision: ClassVar[bool] = True
     overfits: ClassVar[bool] = True
+    alternatives: ClassVar[Alternatives] = Alternatives()
 
     initial_p: float | None = between(None, 0, 1, "()")
     relaxation: float = between(0.1, 0, 10, "(]")

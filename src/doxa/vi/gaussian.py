@@ -37,8 +37,9 @@ from doxa.method import (
     optimise,
     unflatten_particles,
 )
-from doxa.method.method import between, positive, whole
+from doxa.method.method import Alternatives, between, positive, whole
 from doxa.posterior import GaussianPosterior, Posterior
+from doxa.priors import FanInNormal
 
 LOG_2PI_E = math.log(2 * math.pi * math.e)
 
@@ -223,6 +224,12 @@ class GaussianVI(VariationalGaussian):
     temperature, samples, average, elbo_samples
         As in `VariationalGaussian`.
     """
+
+    alternatives: ClassVar[Alternatives] = Alternatives(
+        FanInNormal(30.0),
+        1.0,
+        ({"initial_std": 0.005, "lr": 0.01}, {"initial_std": 0.002, "lr": 0.02}),
+    )
 
     initial_std: float = positive(0.05, per_run=True)
 

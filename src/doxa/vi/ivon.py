@@ -50,13 +50,16 @@ from doxa.method import (
     Run,
     Stage,
     State,
+    TensorGradient,
     average_from,
     average_name,
     first_averaged,
+    gradients_by_tensor,
     noise_on_held_out,
 )
-from doxa.method.method import between, positive
+from doxa.method.method import Alternatives, between, positive
 from doxa.optim import Adam
+from doxa.priors import FanInNormal
 from doxa.vi.gaussian import VariationalGaussian, moved
 
 _POINTS = 0.1  # Adam's rate for points, relative to the rate of the mean
@@ -90,6 +93,9 @@ class IVON(VariationalGaussian):
     name: ClassVar[str] = "ivon"
     default_rate: ClassVar[float] = 0.1
     shape: ClassVar[tuple[str, ...]] = ("variance",)
+    alternatives: ClassVar[Alternatives] = Alternatives(
+        FanInNormal(30.0), 1.0, ({"initial_curvature": 10.0}, {"initial_curvature": 100.0})
+    )
 
     initial_curvature: float = positive(1.0, per_run=True)
     beta1: float = between(0.9, 0, 1, "[)")
@@ -142,7 +148,7 @@ class IVON(VariationalGaussian):
             if self.average:
                 own = {name: new[name] for name in ("mean", "variance")}
                 new |= average_from(first, own, state, clock)
-            return {**state, **new}, {"loss": value * run.per_example}
+            return {**state, **new}, {"loss": value * run.per_example} if clock.reported else {}
 
         over = ("mean", "variance")
         yield Stage("newton", step, run.steps, over=over, enter=enter, validates=True)
@@ -152,6 +158,9 @@ class IVON(VariationalGaussian):
         self, run: Run, state: State, batch: Batch, clock: Clock, points: Tensor
     ) -> tuple[State, Tensor]:
         """The new state entries, and E_q log p(y | θ) of all rows, [M]."""
+        found = self._in_blocks(run, state, batch, clock, points)
+        if found is not None:
+            return found
         mean, variance, where = state["mean"], state["variance"], run.subset_where
         away = self.away(state, self.normals(clock, variance.shape[1]))  # θ − m, [M, S, subset]
         params = {**state, "draws": moved(run, mean.unsqueeze(1), away)}
@@ -179,7 +188,51 @@ class IVON(VariationalGaussian):
         new["mean"] = new["mean"].index_copy(1, points, adam.pop("points"))
         return {**new, **adam}, value
 
-    def _variance(self, run: Run, variance: Tensor, away: Tensor, slope: Tensor) -> Tensor:
+    def _in_blocks(
+        self, run: Run, state: State, batch: Batch, clock: Clock, points: Tensor
+    ) -> tuple[State, Tensor] | None:
+        """The same step for a large network in blocks of columns, in place. None if the network is
+        not large, if some weights are points, or with several draws."""
+        if not run.by_tensor or len(points) or self.samples > 1:
+            return None
+        names = ("mean", "variance", "momentum")
+        rows = {k: state[k] if clock.owned else state[k].clone() for k in names}
+        theta: Tensor = run.once("draws", lambda: torch.empty_like(rows["mean"]))
+        eps = clock.alternating(theta.shape[1])  # [M, P]
+        for m in range(run.size):
+            for part in _columns(theta.shape[1]):
+                mean, variance = rows["mean"][m, part], rows["variance"][m, part]
+                torch.addcmul(mean, variance.sqrt(), eps[m, part], out=theta[m, part])
+        share = (1 - self.beta1) / (1 - self.beta1 ** (clock.t.to(run.dtype) + 1))
+
+        def use(gradients: list[TensorGradient]) -> None:
+            m = gradients[0].member
+            own, rate = run.select_members(slice(m, m + 1)), clock.rate
+            prior, heat = own.subset_prior, own.setting(self, "temperature")
+            prior = prior[0] if prior.runs else prior
+            rate = rate[m : m + 1] if rate.ndim else rate
+            for tensor in gradients:
+                for block in tensor.blocks():
+                    mean, variance, momentum = (block.of(rows[name]).unsqueeze(0) for name in names)
+                    grad, away = (
+                        v.unsqueeze(0) for v in (block.grad, block.of(eps) * variance[0].sqrt())
+                    )
+                    new = self._variance(
+                        own, variance, away.unsqueeze(1), grad.unsqueeze(1), block.where
+                    )
+                    move = momentum.lerp_(grad, share).clone()
+                    prior.add_score_(move[0], mean[0], block.where, 1.0)
+                    move = move.mul_(variance.copy_(new)) / heat
+                    mean.addcmul_(move.clamp_(-self.clip, self.clip), rate)
+
+        params = {**state, "theta": theta}
+        given = gradients_by_tensor(run, _fit_one, params, batch, clock, use)
+        return None if given is None else ({**given[1], **rows}, given[0])
+
+    def _variance(
+        self, run: Run, variance: Tensor, away: Tensor, slope: Tensor,
+        columns: slice = slice(None),
+    ) -> Tensor:  # fmt: skip
         """σ² after a step, in few passes over memory: 2σ²/(1 + u²), u = 1 + x. The smallest number
         is added, so that it never vanishes; to all but the smallest values this is less than
         rounding."""
@@ -192,7 +245,7 @@ class IVON(VariationalGaussian):
             u = torch.add(kept, variance, alpha=share * prior.shared_precision)
         else:
             assert prior.precision is not None
-            u = torch.addcmul(kept, variance, prior.precision * share)
+            u = torch.addcmul(kept, variance, prior.precision[..., columns] * share)
         if isinstance(share, float) and away.shape[1] == 1:
             u = torch.addcmul(u, away[:, 0], slope[:, 0], value=-share)
         else:
@@ -210,6 +263,17 @@ class IVON(VariationalGaussian):
 
     def _fit(self, run: Run, params: State, batch: Batch, clock: Clock) -> Any:
         return self.log_likelihood_at(run, params, batch, params["draws"])
+
+
+def _columns(size: int, block: int = 1 << 16) -> list[slice]:
+    """Blocks of columns that stay in the cache."""
+    return [slice(start, start + block) for start in range(0, size, block)]
+
+
+def _fit_one(run: Run, params: State, batch: Batch, clock: Clock) -> Any:
+    """The log-likelihood at one draw θ of each member."""
+    fit = run.train(params["theta"], params, batch, None)
+    return fit.value, fit.changed
 
 
 def summed(each: Tensor) -> Tensor:

@@ -45,14 +45,14 @@ from doxa.method import (
     noise_on_held_out,
     optimise,
 )
-from doxa.method.method import between, positive, whole
+from doxa.method.method import Alternatives, between, positive, whole
 from doxa.model.layers import MaskedDropout, deviation
 from doxa.model.model import Network
 from doxa.model.multiplicative import Multiplicative, with_multiplicative
 from doxa.model.rank_one import SCALED
 from doxa.model.spread import exact_noise
 from doxa.posterior import ImplicitPosterior, Posterior
-from doxa.priors import BoundPrior
+from doxa.priors import BoundPrior, FanInNormal
 from doxa.vi.estimators import alone, check_calls, layer_noise
 from doxa.vi.gaussian import entropy, moved
 
@@ -86,6 +86,7 @@ class MNF(Method):
     half_precision: ClassVar[bool] = True
     default_steps: ClassVar[int] = 4000
     overfits: ClassVar[bool] = True
+    alternatives: ClassVar[Alternatives] = Alternatives(FanInNormal(10.0), 3.0)
     shrinks: ClassVar[bool] = True
 
     flow_length: int = whole(2, least=0)

@@ -19,7 +19,6 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from doxa import describe
 from doxa.app.commands.terminal import (
     exit_by_status,
     log_to_terminal,
@@ -320,8 +319,8 @@ def fit(
     seconds = perf_counter() - start
     if stages := fitting.stages_message(posterior):
         out.print(stages, highlight=False, soft_wrap=True)
-    if found := posterior.diagnostics.get("held_out"):
-        out.print(f"held out: {describe.held_out(found)}", highlight=False, soft_wrap=True)
+    if held := fitting.held_out_message(posterior):
+        out.print(held, highlight=False, soft_wrap=True)
     if left := posterior.diagnostics.get("held_out_calibration"):
         chosen = calibrated_likelihood(left, columns.input_names)
         out.print(

@@ -1,0 +1,152 @@
+"""Alternatives: a fit with the default settings is followed by fits with other ones.
+
+A network that is trained with a small learning rate and a narrow prior may end on a plateau, far
+from a curve that it could learn. Held-out rows show this only if something learns more. So a method
+may declare `Alternatives`: a wider prior, a larger learning rate, and values of its own settings.
+They are fitted as stacked runs, with the same held-out rows, and the best posterior is returned.
+The fit with the default settings is kept if no alternative gains clearly more:
+
+    gain > max(0.02, 2/m) nats per held-out row, of m rows
+
+which is more than the optimism of choosing the best of a few fits on these rows. The scores of an
+alternative are corrected for one more choice (`driver/validation.py`).
+
+Alternatives are fitted if there are fewer than `FEW_ROWS` rows, where a second fit costs little.
+With more rows they are fitted if the first fit has a status that says that it has learned too
+little. Another round with twice as many steps follows, up to `ROUNDS`, while the held-out rows
+gain `MUCH` nats per row, or gain and the status remains: training does not end on a plateau.
+
+Only settings that the user has not given are changed: with a `prior`, `lr`, `steps`, `epochs`,
+`schedule`, `optimizer` or setting of the method, or with `validation` other than "auto", there are
+no alternatives. They are for tables of numbers and networks with at most `MOST_WEIGHTS` weights,
+for which a stack of several costs little more than one.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from doxa.data.rows import effective_rows
+from doxa.driver.runs import RunSpec
+from doxa.driver.setup import Given
+from doxa.driver.validation import correct_for_choice
+from doxa.method import Method
+from doxa.method.method import Alternatives
+from doxa.model.model import Network, Problem
+from doxa.posterior import Posterior
+from doxa.posterior.base import AlternativeFits
+
+log = logging.getLogger("doxa")
+
+FEW_ROWS = 1000  # with fewer rows, alternatives are always fitted
+MOST_WEIGHTS = 20_000  # of a network for which alternatives are fitted
+ROUNDS = 3
+LEAST, MUCH = 0.02, 0.2  # nats per held-out row, to choose an alternative and to go on
+SETTINGS = "alternative settings"  # of an alternative, as text, in the metadata of its record
+LEARNED_LITTLE = ("underfit", "prior-collapse", "worse-than-constant")
+
+Fitted = Callable[[Sequence[RunSpec], int, str], Sequence[Posterior]]
+
+
+def alternatives_of(
+    method: Method, problem: Problem, given: Given, specs: Sequence[RunSpec]
+) -> tuple[Alternatives, Network] | None:
+    """The alternatives of a method with default settings, for a table and a small network, and the
+    problem with their prior."""
+    if not isinstance(problem, Network) or not problem.model.default_prior:
+        return None
+    found = method.alternatives_on(problem)
+    if found is None:
+        return None
+    table = (
+        given.source is None and given.tasks is None and isinstance(given.x, Tensor)
+        and given.x.ndim == 2 and given.x.is_floating_point()
+    )  # fmt: skip
+    if not table or problem.layout.size > MOST_WEIGHTS or any(spec.hyper for spec in specs):
+        return None
+    names = {name for settings in found.settings for name in settings} - {"lr"}
+    if any(getattr(method, name) != getattr(type(method)(), name) for name in names):
+        return None
+    return found, Network(problem.model.with_prior(found.prior))
+
+
+def best_of_alternatives(
+    first: Sequence[Posterior], specs: Sequence[RunSpec], found: Alternatives, given: Given,
+    fitted: Fitted,
+) -> list[Posterior]:  # fmt: skip
+    """The best posterior of each run: the `first` ones, or alternatives.
+
+    `fitted` fits runs, as a function of their settings, the factor of the number of steps, and a
+    name for the folder of checkpoints."""
+    best = list(first)
+    gained = [math.inf if _rows(given, spec) < FEW_ROWS else 0.0 for spec in specs]
+    tried = [0] * len(best)
+    for round_ in range(ROUNDS):
+        again = [
+            r for r, posterior in enumerate(best)
+            if posterior.validation is not None and posterior.status != "stopped"
+            and (gained[r] >= MUCH or (_learned_little(posterior) and gained[r] >= 0))
+        ]  # fmt: skip
+        if not again:
+            break
+        each = [
+            replace(specs[r], hyper=dict(settings)) for r in again for settings in found.settings
+        ]
+        posteriors = fitted(each, 2**round_, f"alternatives-{round_}")
+        count = len(found.settings)
+        for i, r in enumerate(again):
+            own = posteriors[i * count : (i + 1) * count]
+            tried[r] += count
+            better = max(own, key=_score)
+            gain = _score(better) - _score(best[r])
+            chosen = gain > _margin(best[r]) and better.status != "diverged"
+            best[r], gained[r] = (better, gain) if chosen else (best[r], -math.inf)
+    for r, (posterior, before) in enumerate(zip(best, first, strict=True)):
+        if not tried[r]:
+            continue
+        assert before.validation is not None
+        settings = posterior.record.metadata.pop(SETTINGS, "")
+        alternatives: AlternativeFits = {
+            "tried": tried[r], "chosen": posterior is not before, "settings": settings,
+            "validation_of_defaults": before.validation,
+        }  # fmt: skip
+        posterior.record.diagnostics["alternatives"] = alternatives
+        if posterior is not before:
+            correct_for_choice(posterior)
+            log.info(
+                "%sother settings than the defaults predict the held-out rows better, by %.2g nats "
+                "per row: %s", f"run {r}: " if len(best) > 1 else "",
+                _score(posterior) - before.validation, settings,
+            )  # fmt: skip
+    return best
+
+
+def _learned_little(posterior: Posterior) -> bool:
+    return str(posterior.status) in LEARNED_LITTLE
+
+
+def _score(posterior: Posterior) -> float:
+    value = posterior.validation
+    return -float("inf") if value is None or value != value else value
+
+
+def _margin(posterior: Posterior) -> float:
+    rows = posterior.record.diagnostics.get("held_out", {}).get("rows", 0)
+    return max(LEAST, 2 / max(1, rows))
+
+
+def _rows(given: Given, spec: RunSpec) -> float:
+    rows = given.rows_of_run(spec)
+    return len(rows) if given.weight is None else effective_rows(given.weight[rows])
+
+
+def changed_settings(found: Alternatives, settings: Any, rate: float, steps: int) -> str:
+    """The settings of an alternative as text."""
+    own = {"prior": found.prior, "lr": rate, "steps": steps} | dict(settings)
+    return ", ".join(f"{name}={value!r}" for name, value in own.items())

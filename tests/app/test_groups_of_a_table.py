@@ -16,7 +16,7 @@ from doxa.errors import DataError
 
 pd = pytest.importorskip("pandas")
 
-QUICK = ["--steps", "60", "--hidden", "8"]
+QUICK = ["--steps", "60", "--hidden", "8", "--allow-status"]
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from doxa.data.dependence import (
 )
 from doxa.data.rows import per_effective_row, standard_error
 from doxa.driver.setup import cross_fit_parts, later_rows, own_parts, share
+from doxa.driver.validation import evaluate_rows
 from doxa.errors import DataError, MethodError, ShapeError
 from doxa.noise import generator
 
@@ -331,3 +332,11 @@ def test_a_checkpoint_of_other_groups_is_refused(tmp_path: Any) -> None:
         fit(x, y, "deep-ensemble", groups=group, checkpoint=tmp_path, callbacks=[stop])
     with pytest.raises(MethodError, match="another fit"):
         fit(x, y, "deep-ensemble", groups=group // 2, checkpoint=tmp_path)
+
+
+def test_test_rows_of_few_groups_do_not_make_a_status_ok() -> None:
+    x, y, group = persons(30, 8, spread=0.0)
+    for one, status in ((["only"] * 120, "not-evaluated"), (group[120:], "ok")):
+        posterior = fit(x[:120], y[:120], groups=["only"] * 120, steps=500)
+        assert posterior.status == "not-evaluated"
+        assert evaluate_rows(posterior, x[120:], y[120:], groups=one) == status

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from doxa.driver import leakage
 from doxa.driver.leakage import MOST_COLUMNS, Column, _by_group, _by_time, find_leaks, threshold
+from doxa.driver.yardsticks import MOST_ROWS
 from doxa.likelihoods import Categorical, Gaussian
 from doxa.noise import generator
 
@@ -78,18 +79,18 @@ def test_the_threshold_is_students_with_bonferroni(columns: int, clusters: int) 
 def test_rows_are_whole_groups_or_shares_of_large_ones() -> None:
     small, _ = torch.arange(500).repeat_interleave(4).sort()
     rows, parts, code = _by_group(small, generator("test", 0))
-    assert len(rows) == 600 and (small[rows].bincount(minlength=500)[small[rows]] == 4).all()
+    assert len(rows) == MOST_ROWS and (small[rows].bincount(minlength=500)[small[rows]] == 4).all()
     assert all(len(parts[code == k].unique()) == 1 for k in code.unique())
     large = torch.arange(20).repeat_interleave(1000)
     rows, parts, code = _by_group(large, generator("test", 0))
-    assert large[rows].bincount().tolist() == [30] * 20
-    assert parts.bincount().tolist() == [120] * 5
+    assert large[rows].bincount().tolist() == [MOST_ROWS // 20] * 20
+    assert parts.bincount().tolist() == [MOST_ROWS // 5] * 5
 
 
 def test_rows_of_the_same_time_are_together() -> None:
     time = torch.arange(90).repeat_interleave(10)[torch.randperm(900)]
     rows, parts, clusters = _by_time(time)
-    assert len(rows) == 600 and len(parts.unique()) == 5 and len(clusters.unique()) == 25
+    assert len(rows) == MOST_ROWS and len(parts.unique()) == 5 and len(clusters.unique()) == 25
     for each in (parts, clusters):
         assert all(len(each[time[rows] == t].unique()) == 1 for t in range(90))
         order = time[rows].argsort(stable=True)

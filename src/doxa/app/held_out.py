@@ -82,6 +82,7 @@ class Tested:
     y: Array
     file: str
     sha256: str
+    groups: Array | None = None  # the group of each row, if rows belong together
 
 
 class Together(NamedTuple):
@@ -216,7 +217,11 @@ def read_test(test: Path, data: Path, schema: Schema, dialect: Dialect) -> Teste
         raise DataError(f"--test {test} is the file that is fitted; --split 0.2 holds rows out")
     try:
         frame, digest = read_labelled(test, schema, dialect)[0], checksum(test)
-        return Tested(schema.features(frame)[0], schema.targets(frame), test.name, digest)
+        group = schema.group if schema.group in frame.columns else None
+        return Tested(
+            schema.features(frame)[0], schema.targets(frame), test.name, digest,
+            None if group is None else groups_of(pick(frame, group)),
+        )  # fmt: skip
     except DataError as error:
         raise DataError(f"--test {test}: {error}") from error
 

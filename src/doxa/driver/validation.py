@@ -57,6 +57,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
 from doxa.data import Data, as_tensors, rows_of
+from doxa.data.dependence import read_groups
 from doxa.data.fitted_rows import reference_of
 from doxa.data.rows import number_of_rows, per_effective_row, standard_error, weighted_mean
 from doxa.driver.loop import Progress
@@ -220,7 +221,7 @@ def _certificate(
 
 def evaluate_rows(
     posterior: Posterior, x: Any, y: Any, name: str = "test rows", seen: Any = None,
-    certify: bool = True,
+    certify: bool = True, groups: Any = None,
 ) -> Status:  # fmt: skip
     """Evaluate a posterior on rows that the fit has not used, and return its status after that.
 
@@ -242,6 +243,8 @@ def evaluate_rows(
         of standardised targets are used; if there are none, the gain is not evaluated.
     certify : bool, default True
         Whether the certificate of the posterior becomes that of these rows.
+    groups : array-like, optional
+        The group of each row, if rows belong together. A group counts as one row.
 
     Returns
     -------
@@ -260,9 +263,14 @@ def evaluate_rows(
     scores = row_scores(p, y, likelihood)
     if constant is not None:
         scores["gain"] = scores["log_prob"] - constant
-    found = {key: Scored(values, None) for key, values in scores.items()}
-    rows, record = len(found["log_prob"].values), posterior.record
-    if rows < FEWEST_EVALUATED:
+    rows, record = len(scores["log_prob"]), posterior.record
+    code = None if groups is None else read_groups(groups, len(groups))
+    own = [] if code is None else [evenly(code, rows)]
+    found = {
+        key: Scored(values, *_joined([], own, key == "twice_as_sure"))
+        for key, values in scores.items()
+    }
+    if found["log_prob"].number < FEWEST_EVALUATED:
         return record.status
     level = p.guaranteed_level or LEVEL
     status = _status(found, rows, name, level)

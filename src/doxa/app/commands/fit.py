@@ -335,13 +335,14 @@ def fit(
             out.print(line, highlight=False, soft_wrap=True)
         saved_runs.record_calibration(posterior, asked, data.name, digest, len(rows), seed)
     if len(parts.test):
-        tested = held_out.Tested(x[parts.test], y[parts.test], data.name, digest)
+        groups = together.some(parts.test).groups
+        tested = held_out.Tested(x[parts.test], y[parts.test], data.name, digest, groups)
     if tested is not None:
         scores = held_out.score(posterior, columns, tested, y[parts.train])
         posterior.metadata["held_out_scores"] = scores
         out.print(score_table(scores))
         name = f"rows of --test {tested.file}" if split is None else "rows of --split"
-        evaluate_rows(posterior, tested.x, tested.y, name, y[parts.train])
+        evaluate_rows(posterior, tested.x, tested.y, name, y[parts.train], groups=tested.groups)
     out.print(f"{method}: {status_of(posterior)}, {seconds:.1f} s", highlight=False, soft_wrap=True)
     posterior.save(str(out_folder))
     fitting.forget_checkpoint(checkpoint)

@@ -1,10 +1,11 @@
 """Calibration of a likelihood on held-out rows.
 
 Held-out rows estimate parameters of the likelihood, such as the temperature of a categorical or the
-shape of the noise. Training rows cannot be used, because networks predict them too well. If all members hold out the same rows, the posterior is used as it
-is. If each member holds out its own part, a row is held out from one member m only. The location of
-its prediction is then right for m, and the width for all members together. So the calibration uses
-the mixture of all functions f_s, shifted to the mean of member m,
+shape of the noise. Training rows cannot be used, because networks predict them too well. If all
+members hold out the same rows, the posterior is used as it is. If each member holds out its own
+part, a row is held out from one member m only. The location of its prediction is then right for m,
+and the width for all members together. So the calibration uses the mixture of all functions f_s,
+shifted to the mean of member m,
 
     p(y_i) = 1/S Σ_s p(y_i | f_s(x_i) + f̄_m(x_i) − f̄(x_i))
 

@@ -15,6 +15,7 @@ from doxa.app.fitting import Plan, make_method, say_held_out
 pd = pytest.importorskip("pandas")
 
 QUICK = ["--steps", "200"]
+ANY = ["--allow-status"]  # of few steps
 
 
 @pytest.fixture
@@ -92,7 +93,7 @@ def test_a_seed_fixes_the_result_and_members_are_counted(numbers, tmp_path) -> N
     tables = []
     for run, seed in (("r1", 1), ("r2", 1), ("r3", 2)):
         doxa("fit", numbers, "-t", "y", "-m", "deep-ensemble", "--members", 3, "--seed", seed,
-             "-o", tmp_path / run, *QUICK)  # fmt: skip
+             "-o", tmp_path / run, *QUICK, *ANY)  # fmt: skip
         doxa("predict", tmp_path / run, numbers, "-o", tmp_path / f"{run}.csv")
         tables.append((tmp_path / f"{run}.csv").read_text())
     assert tables[0] == tables[1] != tables[2]
@@ -128,8 +129,9 @@ def test_a_network_of_ones_own(numbers, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     doxa(
-        "fit", numbers, "-t", "y", "-m", "map", "-o", "run", "--net", "mynets_for_test:wide", *QUICK
-    )
+        "fit", numbers, "-t", "y", "-m", "map", "-o", "run", "--net", "mynets_for_test:wide",
+        *QUICK, *ANY,
+    )  # fmt: skip
     said = doxa("predict", "run", numbers, code=2)
     assert "pass --net mynets_for_test:wide" in said
     doxa("predict", "run", numbers, "--net", "mynets_for_test:wide", "-o", "p.csv")

@@ -190,7 +190,7 @@ def test_pipes_devices_and_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no regular file"):
         tables.read_table("/dev/zero")
     run = tmp_path / "run"
-    fit = ("fit", tmp_path / "d.csv", "-t", "y", "-m", "linear", "--out", run)
+    fit = ("fit", tmp_path / "d.csv", "-t", "y", "-m", "linear", "--out", run, "--allow-status")
     assert "no regular file" in doxa(*fit, "--test", tmp_path / "t.csv", code=2)
     doxa(*fit)
     for words in (("report", run, "--test"), ("predict", run), ("report", run, "--train")):

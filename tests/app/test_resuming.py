@@ -18,6 +18,8 @@ from doxa.driver import Driver
 
 pd = pytest.importorskip("pandas")
 
+ANY = ["--allow-status"]  # of few steps
+
 
 @pytest.fixture
 def listening() -> Iterator[None]:
@@ -56,7 +58,7 @@ def weights(run: Path) -> bytes:
 @pytest.mark.slow
 @pytest.mark.usefixtures("listening")
 def test_the_same_command_goes_on_where_it_stopped(rows, tmp_path, monkeypatch) -> None:
-    words = ["fit", rows, "-t", "y", "-m", "map", "--steps", "100"]
+    words = ["fit", rows, "-t", "y", "-m", "map", "--steps", "100", *ANY]
     doxa(*words, "-o", tmp_path / "whole")
     with monkeypatch.context() as patch:
         interrupt(patch, 5)
@@ -71,7 +73,7 @@ def test_the_same_command_goes_on_where_it_stopped(rows, tmp_path, monkeypatch) 
 
 @pytest.mark.usefixtures("listening")
 def test_a_fit_that_asks_for_something_else_is_refused(rows, tmp_path, monkeypatch) -> None:
-    words = ["fit", rows, "-t", "y", "-m", "map", "-o", tmp_path / "run", "--steps", 20]
+    words = ["fit", rows, "-t", "y", "-m", "map", "-o", tmp_path / "run", "--steps", 20, *ANY]
     with monkeypatch.context() as patch:
         interrupt(patch, 1)
         doxa(*words, code=130)
@@ -105,7 +107,7 @@ def test_a_fit_that_fails_leaves_nothing_to_go_on_with(rows, tmp_path, monkeypat
 def test_a_finished_run_is_replaced_only_when_asked_and_finished(
     rows, tmp_path, monkeypatch
 ) -> None:
-    words = ["fit", rows, "-t", "y", "-m", "map", "-o", tmp_path / "run", "--steps", 20]
+    words = ["fit", rows, "-t", "y", "-m", "map", "-o", tmp_path / "run", "--steps", 20, *ANY]
     doxa(*words)
     before = weights(tmp_path / "run")
     said = doxa(*words, code=2)
@@ -125,7 +127,7 @@ def test_a_finished_run_is_replaced_only_when_asked_and_finished(
 
 
 def test_resume_reports_that_there_is_nothing_to_resume(rows, tmp_path) -> None:
-    words = ["fit", rows, "-t", "y", "-m", "map", "--steps", 2]
+    words = ["fit", rows, "-t", "y", "-m", "map", "--steps", 2, *ANY]
     message = "--resume: nothing to resume, starting from the beginning"
     assert message in doxa(*words, "-o", tmp_path / "one", "--resume")
     assert "nothing to resume" not in doxa(*words, "-o", tmp_path / "two")
@@ -133,11 +135,11 @@ def test_resume_reports_that_there_is_nothing_to_resume(rows, tmp_path) -> None:
 
 def test_steps_are_those_of_optimisation_and_all_stages_are_printed(rows, tmp_path) -> None:
     """The noise of an ensemble has 100 steps of its own; a sampler has burn-in and draws."""
-    words = ["fit", rows, "-t", "y", "--steps", 30]
+    words = ["fit", rows, "-t", "y", "--steps", 30, *ANY]
     said = doxa(*words, "-m", "deep-ensemble", "-o", tmp_path / "one")
     assert "--steps 30: 30 steps of optimisation" in said and "noise 100" in said
     settings = ["--set", "burn_in=20", "--set", "draws=5", "--set", "thin=2"]
-    said = doxa(*words, "-m", "sgld", *settings, "-o", tmp_path / "two", "--allow-status")
+    said = doxa(*words, "-m", "sgld", *settings, "-o", tmp_path / "two")
     assert "steps per stage: burn-in 20, sample 10" in said
     assert "steps of optimisation" not in doxa(
         *words[:-2], "-m", "linear", "-o", tmp_path / "three"
@@ -154,7 +156,7 @@ def test_a_fit_that_diverged_is_saved_and_has_an_exit_code_of_its_own(rows, tmp_
 
 def test_two_fits_into_one_folder(rows, tmp_path) -> None:
     run, log = tmp_path / ("r" * 250), tmp_path / "log"
-    words = ["fit", rows, "-t", "y", "-m", "map", "-o", run]
+    words = ["fit", rows, "-t", "y", "-m", "map", "-o", run, *ANY]
     first = started(*words, "--steps", 10_000_000, "--checkpoint-every", 0, log=log)
     try:
         while not list(tmp_path.glob(".*.checkpoint/*-step-*")):

@@ -16,6 +16,7 @@ from doxa.driver.alternatives import best_of_alternatives
 from doxa.driver.runs import RunSpec
 from doxa.method.method import Alternatives
 from doxa.posterior import Status
+from doxa.posterior.certificate import Certificate, Estimate
 
 Data = tuple[Tensor, Tensor]
 
@@ -166,7 +167,8 @@ class Scores:
     def posterior(self, score: float) -> Any:
         held_out = {"rows": 100, "log_prob": score, "corrected_for": 1}
         record = SimpleNamespace(
-            diagnostics={"held_out": held_out}, metadata={}, validation=score
+            diagnostics={"held_out": held_out}, metadata={}, validation=score,
+            certificate=Certificate(log_prob=Estimate(score, score - 1, score + 1)),
         )  # fmt: skip
         return SimpleNamespace(validation=score, status=Status(self.status), record=record)
 
@@ -181,6 +183,7 @@ class Scores:
         )
         held_out = found[0].record.diagnostics["held_out"]
         assert held_out["log_prob"] == found[0].record.validation
+        assert held_out["log_prob"] == found[0].record.certificate.log_prob.value
         if found[0].validation != first:  # one more choice, of 100 rows
             assert held_out["log_prob"] == found[0].validation - 0.01
             assert held_out["corrected_for"] == 2

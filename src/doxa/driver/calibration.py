@@ -31,7 +31,7 @@ from torch import Tensor
 
 from doxa import describe, store
 from doxa.data.rows import per_effective_row
-from doxa.driver.validation import PosteriorsBySplit, counted, in_units, moved
+from doxa.driver.validation import PosteriorsBySplit, counted, in_units, moved_by
 from doxa.likelihoods import Likelihood
 from doxa.likelihoods.base import CalibratedLikelihood
 from doxa.likelihoods.compose import CalibratedNoise, calibrate_noise_scale
@@ -75,10 +75,10 @@ def calibrate_on_held_out(
     at = _rows(None if alone else posterior, posteriors_by_split, run)
     if at is None or float(at[0][3].sum()) < FEWEST:
         return 0.0, 0.0
-    rows, x = at
+    rows, x, mean = at
     stops = 1 if run.pooled_rows else len(posteriors_by_split)  # steps that the rows have chosen
     found = before.calibrate_held_out(*rows, stopped=stops * stopped)
-    noise = _calibrate_noise(before, found, rows, x, stops * stopped, posterior.record.seed)
+    noise = _calibrate_noise(before, found, rows, x, mean, stops * stopped, posterior.record.seed)
     if noise is not None:
         found = noise.likelihood
     elif found is None:
@@ -103,7 +103,7 @@ def calibrate_on_held_out(
 
 def _calibrate_noise(
     likelihood: Likelihood, found: CalibratedLikelihood | None, rows: CalibrationRows, x: Any,
-    stopped: int, seed: int,
+    mean: Tensor, stopped: int, seed: int,
 ) -> CalibratedNoise | None:  # fmt: skip
     """The factor on the noise for one number that is predicted from a table of numbers."""
     if not (
@@ -112,7 +112,7 @@ def _calibrate_noise(
         and float(rows[3].sum()) >= FEWEST_FOR_NOISE
     ):  # fmt: skip
         return None
-    return calibrate_noise_scale(likelihood, *rows, x, found, stopped, seed)
+    return calibrate_noise_scale(likelihood, *rows, x, found, stopped, seed, mean[:, 0])
 
 
 def _take_up(posterior: WeightPosterior, found: CalibratedLikelihood) -> None:
@@ -144,24 +144,28 @@ def adopt_likelihood(posterior: Posterior, other: Posterior) -> None:
 
 def _rows(
     posterior: Posterior | None, posteriors_by_split: PosteriorsBySplit, run: Run
-) -> tuple[CalibrationRows, Any] | None:
-    """The held-out rows and the functions at them, and the inputs in fitted units. None if a
-    prediction is not a mixture of functions."""
+) -> tuple[CalibrationRows, Any, Tensor] | None:
+    """The held-out rows and the functions at them, the inputs in fitted units, and the predicted
+    means [N, ...], at the level of all members. None if a prediction is not a mixture of
+    functions."""
     data, most = run.rows, _MOST_NUMBERS // len(posteriors_by_split)
     assert data.validation is not None
     parts: list[CalibrationRows] = []
     groups: list[Tensor] = []
     inputs: list[Any] = []
+    means: list[Tensor] = []
     for alone, split in posteriors_by_split:
         rows = counted(data, data.validation[split], most // _FUNCTIONS)
-        form = moved(posterior or alone, alone, in_units(data, rows, split)[0])
-        if form is None:
+        found = moved_by(posterior or alone, alone, in_units(data, rows, split)[0])
+        if found is None:
             return None
+        form, shift = found
         some = torch.linspace(0, len(form.f) - 1, min(len(form.f), _FUNCTIONS)).round().long()
         f = form.f[some.to(form.f.device)]
         theta = {k: v[some.to(v.device)] for k, v in form.theta.items()}
         x, y = data.take(rows, torch.tensor(data.run_of(split)))
         inputs.append(x)
+        means.append(form.f.mean(0) - shift.mean(0))  # as the posterior predicts them
         one = torch.ones(len(rows), dtype=torch.float64, device=f.device)
         weight, group = data.weight_of(rows), data.groups_of(rows)
         if group is not None:
@@ -170,5 +174,5 @@ def _rows(
     fs, ys, thetas, weights = zip(*parts, strict=True)
     weight = per_effective_row(torch.cat(weights), torch.cat(groups) if groups else None)
     weight = torch.ones_like(torch.cat(weights)) if weight is None else weight
-    found = torch.cat(fs, 1), torch.cat(ys), thetas[0], weight
-    return found, concatenate(inputs, 0)
+    of_rows = torch.cat(fs, 1), torch.cat(ys), thetas[0], weight
+    return of_rows, concatenate(inputs, 0), torch.cat(means)

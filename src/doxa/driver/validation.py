@@ -574,6 +574,12 @@ def predicted(
 def moved(posterior: Posterior, alone: Posterior, x: Any) -> Mixture | None:
     """All functions at x, shifted to the mean of one member. Gaussians over functions are sampled.
     None if the prediction is not a mixture of functions."""
+    found = moved_by(posterior, alone, x)
+    return None if found is None else found[0]
+
+
+def moved_by(posterior: Posterior, alone: Posterior, x: Any) -> tuple[Mixture, Tensor] | None:
+    """As `moved`, and the shift [N, ...]."""
     try:
         whole = drawn(posterior.predict(x).form)
         own = whole if alone is posterior else drawn(alone.predict(x).form)
@@ -585,7 +591,7 @@ def moved(posterior: Posterior, alone: Posterior, x: Any) -> Mixture | None:
     f, theta, weights = whole.f, whole.theta, whole.weights
     if whole.f_variance is not None:
         f, theta, weights = draw_functions(f, whole.f_variance, theta, weights, 0, _FROM_EACH)
-    return Mixture(whole.likelihood, f + away, theta, weights, None)
+    return Mixture(whole.likelihood, f + away, theta, weights, None), away
 
 
 def _some(

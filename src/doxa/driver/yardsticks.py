@@ -42,14 +42,8 @@ from torch.nn.functional import one_hot
 from doxa.data.rows import per_effective_row
 from doxa.errors import Unavailable
 from doxa.likelihoods import (
-    Bernoulli,
-    Categorical,
     Gaussian,
-    HeteroscedasticGaussian,
     Likelihood,
-    NegativeBinomial,
-    Poisson,
-    StudentT,
 )
 from doxa.likelihoods.base import Shape, map_estimate
 from doxa.noise import generator
@@ -70,7 +64,7 @@ _LARGEST = 30.0  # |f| of a log rate or logit
 _FOLDS, _TREES, _DEPTH, _RATE, _SHRINK = 4, 30, 3, 0.3, 1.0
 _CUTS, _FEWEST_CUTS, _MOST_CUTS = 96, 7, 63  # thresholds: of all columns, of each
 _FEWEST_OF_TREES = 30  # rows
-_LOG_R = 10.0  # largest |log r| of a negative binomial
+_LARGEST_LOG = 10.0  # largest logarithm of a concentration, and minus the smallest
 
 
 @dataclass(frozen=True)
@@ -121,7 +115,7 @@ def why_untested(x: Any, y: Any, likelihood: Likelihood) -> str:
     if x.shape[1] > MOST_COLUMNS:
         return f"the inputs have more than {MOST_COLUMNS} columns"
     masked = likelihood.ignore_index is not None
-    if type(likelihood) not in _LINKS or likelihood.tempered or masked:
+    if likelihood.link is None or likelihood.tempered or masked:
         return "there are no yardsticks for this likelihood"
     outputs = y.shape[1] if isinstance(y, Tensor) and y.ndim == 2 else 1
     if not isinstance(y, Tensor) or y.ndim > 2 or (likelihood.class_axis and y.ndim > 1):
@@ -182,7 +176,7 @@ def yardsticks(
     middle = share @ x
     spread = (share @ (x - middle).square()).sqrt()
     spread = torch.where(spread > 1e-12 * middle.abs(), spread, math.inf)  # constant columns: 0
-    link, scale = _LINKS[type(likelihood)], None
+    link, scale = str(likelihood.link), None
     if link == "mean":
         loc = share @ target
         std = (share @ (target - loc).square()).sqrt()
@@ -287,12 +281,6 @@ def _targets(y: Tensor, likelihood: Likelihood) -> Tensor:
     return y.long() if likelihood.class_axis else y.double().reshape(len(y), -1)
 
 
-_LINKS: dict[type[Likelihood], str] = {
-    Gaussian: "mean", HeteroscedasticGaussian: "mean", StudentT: "mean", Bernoulli: "logit",
-    Categorical: "softmax", Poisson: "log", NegativeBinomial: "log",
-}  # fmt: skip
-
-
 def _noise(
     likelihood: Likelihood, f: Tensor, y: Tensor, weight: Tensor,
     scale: tuple[Tensor, Tensor] | None, shape: Likelihood | None = None,
@@ -300,22 +288,23 @@ def _noise(
     """The likelihood and its parameters, by held-out outputs f [N, O]; and how many numbers were
     estimated. `shape` is normal or Student-t noise, if that is known."""
     output: Shape = tuple(f.shape[1:])
-    if isinstance(likelihood, Bernoulli | Categorical):
-        plain = likelihood.plain()
+    learned = likelihood.parameters(output)
+    if likelihood.link != "mean" and not learned:
+        plain = likelihood.plain() if likelihood.classifies else likelihood
         found = plain.calibrate_held_out(f[None], y, {}, weight, stopped=0)
-        return (plain, {}, 0) if found is None else (found.likelihood, {}, 1)
-    if isinstance(likelihood, NegativeBinomial) and likelihood.concentration is None:
+        plain = plain if found is None else found.likelihood
+        return plain, dict(plain.constants(output)), int(found is not None)
+    if likelihood.link != "mean":  # one number, such as the concentration of counts
+        (name,) = learned
 
-        def score(log_r: float) -> Tensor:
-            theta = {"log_concentration": torch.tensor(log_r, dtype=torch.float64)}
-            return likelihood.log_prob(f, y, theta)
+        def score(value: float) -> Tensor:
+            return likelihood.log_prob(f, y, {name: torch.tensor(value, dtype=torch.float64)})
 
-        log_r = map_estimate(score, weight, _LOG_R, math.inf)
-        return likelihood, {"log_concentration": torch.tensor(log_r, dtype=torch.float64)}, 1
-    if scale is None:
-        return likelihood, dict(likelihood.constants(output)), 0
+        best = map_estimate(score, weight, _LARGEST_LOG, math.inf)
+        return likelihood, {name: torch.tensor(best, dtype=torch.float64)}, 1
+    assert scale is not None
     given = likelihood.constants(output, scale[1])
-    if "log_noise" in given or (given and isinstance(likelihood, StudentT) and likelihood.df):
+    if given and not learned:
         return likelihood, dict(given), 0
     rows = float(weight.sum())
     fewer = rows / max(rows - Gaussian.degrees_of_freedom_correction, 1.0)
@@ -325,7 +314,7 @@ def _noise(
     floor = torch.finfo(torch.float32).eps
     noise = {"log_noise": 0.5 * square.clamp_min(floor**2).log()}
     plain = Gaussian(per_output=likelihood.per_output)
-    if isinstance(shape, StudentT):
+    if shape is not None and shape.heavy_tailed:
         student, log_noise = shape, noise["log_noise"]
 
         def at(u: float) -> Tensor:

@@ -178,6 +178,10 @@ class Likelihood(ABC):
     """The first axis of the outputs and of the mean are the classes; y does not have this axis."""
     scales_targets: ClassVar[bool] = False
     """y may be standardised before fitting."""
+    link: ClassVar[str | None] = None
+    """How one output per target gives its mean: "mean" (the mean itself), "logit", "softmax" or
+    "log"; None: in another way. Simple models are compared with fits by it, so besides, at most one
+    parameter may be learned, or for "mean" those of Gaussian and Student-t noise."""
     log_scales: ClassVar[tuple[str, ...]] = ()
     """Names in theta that are logarithms of a scale of y, which a fit may start at that of y."""
     heavy_tailed: ClassVar[bool] = False

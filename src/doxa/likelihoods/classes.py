@@ -151,6 +151,7 @@ class Bernoulli(Classes):
     """Each output is the logit of y = 1; targets are 0 or 1 and have the shape of the outputs."""
 
     name: ClassVar[str] = "bernoulli"
+    link: ClassVar[str | None] = "logit"
     binary: ClassVar[bool] = True
 
     def event(self, output: Shape) -> Shape:
@@ -213,6 +214,7 @@ class Categorical(Classes):
     """
 
     name: ClassVar[str] = "categorical"
+    link: ClassVar[str | None] = "softmax"
     class_axis: ClassVar[bool] = True
 
     ignore_index: int | None = None

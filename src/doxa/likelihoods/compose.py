@@ -254,6 +254,7 @@ class ScaledNoise(Likelihood):
 
 
 _KNOTS = 11  # quantiles of a quantity, between which its rank is interpolated
+_ROUNDING = 1e-5  # quantities that vary by less, relative to their size, are constant
 _MOST_COLUMNS = 20  # inputs; of more, none is used, only the prediction
 _SIZE = 0.01  # of the test
 _REPLICAS = 999  # permutations
@@ -316,7 +317,7 @@ class NoiseScale:
             knots, group = torch.quantile(value, levels.to(value.device)).unique(
                 return_inverse=True
             )
-            if len(knots) < 2:
+            if float(knots[-1] - knots[0]) <= _ROUNDING * float(knots.abs().max()):
                 continue
             total = torch.zeros_like(knots).index_add(0, group, levels.to(knots))
             ranks = 2.0 * total / group.bincount() - 1.0
@@ -387,6 +388,7 @@ def calibrate_noise_scale(
     found: CalibratedLikelihood | None = None,
     stopped: int = 1,
     seed: int = 0,
+    mean: Tensor | None = None,
 ) -> CalibratedNoise | None:
     """A factor on the noise that depends on the prediction and the inputs, by held-out rows.
 
@@ -404,13 +406,17 @@ def calibrate_noise_scale(
         The calibrated likelihood for noise that does not depend on x.
     seed : int
         The seed of the permutations and of the folds.
+    mean : Tensor or None
+        The predicted means that the factor may depend on, [N]. None: those of f. They differ if f
+        is at the level of single members, which have errors of different sizes.
     """
-    mean, spread = f.double().mean(0)[:, 0], f.double().var(0, correction=0)[:, 0]
+    own, spread = f.double().mean(0)[:, 0], f.double().var(0, correction=0)[:, 0]
+    mean = own if mean is None else mean.double()
     weight = weight.double()
     start = NoiseScale.of(mean, x)
     if start is None:
         return None
-    error, u = y.double()[:, 0] - mean, start.positions(mean, x)
+    error, u = y.double()[:, 0] - own, start.positions(mean, x)
     base, now = _current(likelihood, found, theta)
     noise = base.variance(f, now, 1).double().mean(0)[:, 0]
     p_value = noise_p_value(error / (noise + spread).sqrt(), u, weight, seed)

@@ -63,6 +63,7 @@ class StudentT(Likelihood):
     """
 
     name: ClassVar[str] = "student-t"
+    link: ClassVar[str | None] = "mean"
     heavy_tailed: ClassVar[bool] = True
     log_scales: ClassVar[tuple[str, ...]] = ("log_scale",)
     scales_targets: ClassVar[bool] = True
@@ -196,6 +197,7 @@ class Gaussian(Likelihood):
     """
 
     name: ClassVar[str] = "gaussian"
+    link: ClassVar[str | None] = "mean"
     constants_per_run: ClassVar[bool] = True
     log_scales: ClassVar[tuple[str, ...]] = ("log_noise",)
     scales_targets: ClassVar[bool] = True
@@ -332,6 +334,7 @@ class HeteroscedasticGaussian(Likelihood):
     """
 
     name: ClassVar[str] = "heteroscedastic"
+    link: ClassVar[str | None] = "mean"
     predicts_noise: ClassVar[bool] = True
     scales_targets: ClassVar[bool] = True
 

@@ -69,6 +69,7 @@ class NegativeBinomial(Likelihood):
     """
 
     name: ClassVar[str] = "negative-binomial"
+    link: ClassVar[str | None] = "log"
     discrete: ClassVar[bool] = True
     counts: ClassVar[bool] = True
 

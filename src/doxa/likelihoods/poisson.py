@@ -33,6 +33,7 @@ class Poisson(Likelihood):
     """Counts 0, 1, 2, ... with rate exp(f)."""
 
     name: ClassVar[str] = "poisson"
+    link: ClassVar[str | None] = "log"
     discrete: ClassVar[bool] = True
     counts: ClassVar[bool] = True
 

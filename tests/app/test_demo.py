@@ -49,7 +49,11 @@ def test_a_short_demo_writes_two_figures(tmp_path: Path, monkeypatch) -> None:
         assert path.read_bytes().startswith(b"\x89PNG")
         assert str(path) in text.getvalue()
     assert "linear" in text.getvalue() and "deep-ensemble" in text.getvalue()
-    assert [panel.trouble for panel in shown] == ["", "", "not-converged"]
+    assert [panel.trouble for panel in shown] == [
+        "",
+        "underfit",
+        "not-converged",
+    ]  # of so few steps
     assert "sgld: not-converged: R-hat of the functions" in text.getvalue()
 
 

@@ -98,7 +98,7 @@ def test_a_fit_that_fails_leaves_nothing_to_go_on_with(rows, tmp_path, monkeypat
     assert "is the current folder" in doxa("fit", rows, "-t", "y", "-o", ".", code=2)
     # killed before its first checkpoint: there is nothing to lose, and nothing is refused
     fit.claim_checkpoint(tmp_path / "run.checkpoint", {"seed": 1})
-    said = doxa(*words, "-m", "map", "--steps", 2)
+    said = doxa(*words, "-m", "map", "--steps", 2, *ANY)
     assert "saved to" in said and "continuing" not in said
 
 
@@ -135,7 +135,7 @@ def test_resume_reports_that_there_is_nothing_to_resume(rows, tmp_path) -> None:
 
 def test_steps_are_those_of_optimisation_and_all_stages_are_printed(rows, tmp_path) -> None:
     """The noise of an ensemble has 100 steps of its own; a sampler has burn-in and draws."""
-    words = ["fit", rows, "-t", "y", "--steps", 30, *ANY]
+    words = ["fit", rows, "-t", "y", *ANY, "--steps", 30]
     said = doxa(*words, "-m", "deep-ensemble", "-o", tmp_path / "one")
     assert "--steps 30: 30 steps of optimisation" in said and "noise 100" in said
     settings = ["--set", "burn_in=20", "--set", "draws=5", "--set", "thin=2"]

@@ -28,7 +28,6 @@ from torch import Tensor, nn
 
 from doxa import store
 from doxa.data import Batch, free_memory
-from doxa.data.rows import number_of_rows
 from doxa.errors import DataError, MemoryBudgetError, MethodError, ModelError
 from doxa.exact.targets import check_gaussian, event_of, given_noise
 from doxa.function.evidence import (
@@ -206,9 +205,7 @@ class GP(Method):
         """The prior over θ of each member; of members with enough rows its precision is 0."""
         if self.hyperprior is False or not isinstance(kernel, Composed):
             return None
-        rows = run.rows.rows
-        sizes = [number_of_rows(own, run.rows.weight_of(own)) for own in rows]
-        few = [bool(self.hyperprior) or sizes[split] < _FEW_ROWS for split in run.split_of]
+        few = [bool(self.hyperprior) or n < _FEW_ROWS for n in run.n.tolist()]
         if not any(few):
             return None
         x, y, weight = sample_rows(run)

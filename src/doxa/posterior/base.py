@@ -221,8 +221,8 @@ class Diagnostics(dict[str, Any]):
     @property
     def held_out(self) -> HeldOut | None:
         """Estimates for new rows, from held-out rows: rows, log_prob, gain, coverage, too_sure,
-        twice_as_sure; log_prob_error, gain_error, coverage_error; by, corrected_for and
-        cross_fit_parts."""
+        twice_as_sure; log_prob_error, gain_error, coverage_error; by, corrected_for,
+        cross_fit_parts, groups and later_rows."""
         return self.get("held_out")
 
     @property

@@ -53,7 +53,7 @@ def test_a_short_demo_writes_two_figures(tmp_path: Path, monkeypatch) -> None:
         "",
         "underfit",
         "not-converged",
-    ]  # of so few steps
+    ]
     assert "sgld: not-converged: R-hat of the functions" in text.getvalue()
 
 

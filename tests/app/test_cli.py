@@ -147,19 +147,8 @@ def test_settings_of_a_method_are_flags(numbers, tmp_path) -> None:
     assert "--set" in said and "allowed" in said
     assert "0 < p < 1" in " ".join(said.split())
     assert all(choice in said for choice in ("'hidden'", "'all'", "'never'"))
-    doxa(
-        "fit",
-        numbers,
-        "-t",
-        "y",
-        "-m",
-        "mc-dropout",
-        "--set",
-        "p=0.3",
-        "-o",
-        tmp_path / "r",
-        *QUICK,
-    )
+    words = ["fit", numbers, "-t", "y", "-m", "mc-dropout", "--set", "p=0.3", "-o", tmp_path / "r"]
+    doxa(*words, *QUICK, *ANY)
     import doxa as package
 
     assert package.load(tmp_path / "r").method.p == 0.3

@@ -194,7 +194,7 @@ def test_twenty_kills_and_the_same_command_lose_nothing(rows, tmp_path) -> None:
     meanwhile is checked, and another one begun."""
     log = tmp_path / "log.txt"
     words = ["fit", rows, "-t", "y", "-m", "sghmc", "--set", "draws=60", "--set", "burn_in=300",
-             "--checkpoint-every", 0.05]  # fmt: skip
+             "--checkpoint-every", 0.05, *ANY]  # fmt: skip
     began = time.monotonic()
     assert started(*words, "-o", tmp_path / "whole", log=log).wait() == 0
     whole = time.monotonic() - began

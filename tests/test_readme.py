@@ -72,6 +72,7 @@ def test_every_doxa_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     table[:120].to_csv("data.csv", index=False)
     for name in ("test.csv", "held_out.csv"):
         table[120:].to_csv(name, index=False)
+    table[120:].to_csv("january.csv", index=False)
     table[120:].drop(columns="y").to_csv("new.csv", index=False)
     table.assign(y=table["y"].where(table.index < 30)).to_csv("pool.csv", index=False)
     lines = [line for text in blocks("") for line in text.splitlines() if line.startswith("doxa ")]

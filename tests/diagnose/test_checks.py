@@ -372,8 +372,9 @@ def test_overfitting_and_nothing_learned() -> None:
     data, test = (x[:30], y[:30]), (x[30:], y[30:])
     net = doxa.nets.mlp(8, 1, hidden=(30,))
     posterior = doxa.fit(
-        net, data, "map", prior=doxa.Normal(10.0), steps=800, standardize=True, progress=False
-    )
+        net, data, "map", prior=doxa.Normal(10.0), steps=800, standardize=True, validation=None,
+        progress=False,
+    )  # fmt: skip
     diagnosis = doctor(posterior, data, test)
     assert diagnosis["overfitting"].status == "bad"
     assert diagnosis["skill"].status == "bad"

@@ -27,7 +27,7 @@ def exact(x: Tensor, y: Tensor, noise: float) -> tuple[Tensor, Tensor]:
 
 def fit(method: doxa.Method, **options: object) -> doxa.Posterior:
     net = nn.Linear(2, 1, bias=False).double()
-    chosen = {"steps": 1500, "lr": 0.05, "batch_size": 30, **options}
+    chosen = {"steps": 1500, "lr": 0.05, "batch_size": 30, "validation": None, **options}
     return doxa.fit(net, line(), method, likelihood=doxa.Gaussian(noise=0.5), **chosen)
 
 

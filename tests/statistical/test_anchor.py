@@ -169,7 +169,8 @@ def mean_field() -> Any:
     """16 members, each an independent fit: their spread is the optimiser's Monte Carlo error."""
     t = truth()
     method = doxa.MeanField(elbo_samples=64)
-    return doxa.fit(network(), (t.x, t.y), method, members=16, batch_size=N, steps=4000, seed=0)
+    return doxa.fit(network(), (t.x, t.y), method, members=16, batch_size=N, steps=4000, seed=0,
+                    validation=None)  # fmt: skip
 
 
 @pytest.mark.slow

@@ -67,6 +67,7 @@ def test_the_last_layer_is_bayesian_linear_regression() -> None:
     posterior = doxa.fit(
         nn.Linear(2, 1).double(), (x, y), doxa.LastLayerVI(elbo_samples=400), steps=3000, lr=0.02,
         batch_size=30, likelihood=doxa.Gaussian(noise=NOISE), prior=doxa.Normal(1.0),
+        validation=None,
     )  # fmt: skip
     got_mean, got = found(posterior)
     assert torch.allclose(got_mean, mean, atol=1e-3 * float(covariance.diag().min().sqrt()))

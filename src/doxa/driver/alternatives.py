@@ -8,7 +8,10 @@ The fit with the default settings is kept if no alternative gains clearly more:
 
     gain > max(0.02, 2/m) nats per held-out row, of m rows
 
-which is more than the optimism of choosing the best of a few fits on these rows. The scores of an
+which is more than the optimism of choosing the best of a few fits on these rows. If no status says
+that the fit has learned too little, the gain must also be above two standard errors of the score:
+networks with a wide prior differ more from each other, and what their mean gains over one of them
+is an estimate by the networks themselves. The scores of an
 alternative are corrected for one more choice (`driver/validation.py`).
 
 Alternatives are fitted if there are fewer than `FEW_ROWS` rows, where a second fit costs little.
@@ -48,6 +51,7 @@ FEW_ROWS = 1000  # with fewer rows, alternatives are always fitted
 MOST_WEIGHTS = 20_000  # of a network for which alternatives are fitted
 ROUNDS = 3
 LEAST, MUCH = 0.02, 0.2  # nats per held-out row, to choose an alternative and to go on
+ERRORS = 2.0  # standard errors, to choose an alternative to a fit that has learned enough
 SETTINGS = "alternative settings"  # of an alternative, as text, in the metadata of its record
 LEARNED_LITTLE = ("underfit", "prior-collapse", "worse-than-constant")
 
@@ -137,8 +141,10 @@ def _score(posterior: Posterior) -> float:
 
 
 def _margin(posterior: Posterior) -> float:
-    rows = posterior.record.diagnostics.get("held_out", {}).get("rows", 0)
-    return max(LEAST, 2 / max(1, rows))
+    found = posterior.record.diagnostics.get("held_out", {})
+    rows, error = found.get("rows", 0), found.get("log_prob_error", 0.0)
+    errors = 0.0 if _learned_little(posterior) else ERRORS
+    return float(max(LEAST, 2 / max(1, rows), errors * error))
 
 
 def _rows(given: Given, spec: RunSpec) -> float:

@@ -155,10 +155,14 @@ def read_record(plain: dict[str, Any], reason: Any, stats: dict[str, Tensor]) ->
         "engine": str, "mode": str | None, "engine_reason": str, "precision": str,
         "seconds": float | int, "steps": int, "rows": int, "held_out": dict,
         "held_out_calibration": dict, "stopping": dict, "warnings": list, "elbo_error": float,
+        "yardsticks": dict, "alternatives": dict,
     }  # fmt: skip
     for name, kind in shown.items():
         if name in record.diagnostics and not isinstance(record.diagnostics[name], kind):
             raise StoreError(f"{name} of the record is {record.diagnostics[name]!r:.60}")
+    for key, value in record.diagnostics.get("held_out", {}).items():
+        if not isinstance(value, str if key == "by" else int | float):
+            raise StoreError(f"{key} of held_out of the record is {value!r:.60}")
     record.diagnostics = Diagnostics(record.diagnostics)
     if not isinstance(reason, str) or type(plain["status"]) is not str:
         raise StoreError("the status of the record is not a string")

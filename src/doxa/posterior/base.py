@@ -395,7 +395,7 @@ class Posterior(describe.Described, ABC):
             return found
         return replace(
             found, data=self._fingerprint(), reference=fingerprint(self.input_reference),
-            method=str(self.method.name), trained_rows=held.rows, version=doxa_version(),
+            method=str(self.method.name), trained_rows=held.get("rows"), version=doxa_version(),
             yardsticks=held.get("yardsticks"), date=found.date or today(),
         )  # fmt: skip
 

@@ -211,3 +211,20 @@ def test_rounds(
     fits = Scores(scores, status)
     assert fits.best(first, rows) == best
     assert fits.factors == factors and not fits.scores
+
+
+@pytest.mark.parametrize(
+    ("status", "gain", "chosen"),
+    [("ok", 0.15, False), ("ok", 0.25, True), ("underfit", 0.15, True)],
+)
+def test_a_gain_within_two_standard_errors_replaces_no_good_fit(
+    status: str, gain: float, chosen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The score of the first fit has the standard error 0.1."""
+    monkeypatch.setattr("doxa.driver.alternatives.ROUNDS", 1)
+    fits = Scores([gain], status)
+    first = fits.posterior(0.0)
+    first.record.diagnostics["held_out"]["log_prob_error"] = 0.1
+    given: Any = SimpleNamespace(weight=None, rows_of_run=lambda _: range(200))
+    found = best_of_alternatives([first], [RunSpec()], Alternatives(), given, fits)
+    assert (found[0] is not first) == chosen

@@ -23,10 +23,8 @@ import inspect
 import math
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import wraps
-from pathlib import Path
 from time import monotonic
 from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
@@ -43,15 +41,13 @@ from doxa.driver.alternatives import (
     best_of_alternatives,
     changed_settings,
 )
-from doxa.driver.cross_fit import LogOnce, cross_fit, fit_in_order
-from doxa.driver.finish import run_fit
+from doxa.driver.fits import Fits, Variant
 from doxa.driver.runs import Runs, RunSpec, Sweep
 from doxa.driver.setup import (
     FEWEST_ROWS,
     Given,
     cross_fit_parts,
     expects_by_tensor,
-    fingerprint,
     fitted_rows,
     group_counts,
     member_ids,
@@ -542,21 +538,18 @@ def fit(
         progress=sys.stderr.isatty() if progress is None else progress,
     )  # fmt: skip
 
-    def prepared(
-        ids: list[int], validation: Any, settings: FitSettings, problem: Problem = problem,
-        specs: Sequence[RunSpec] = specs, times: int = 1,
-    ) -> Run:  # fmt: skip
-        """The stacked members, and the engine that computes them. `times`: the factor of the
-        number of steps."""
+    def prepared(variant: Variant, ids: list[int], validation: Any, pooled: bool) -> Run:
+        """The stacked members, and the engine that computes them."""
+        problem, specs = variant.problem, variant.specs
         held, splits, output, inputs = prepare_data(
             given, problem.model, noise_model, specs, validation, standardize, device, dtype, ids,
             method.holds_out,
         )  # fmt: skip
         size = _batch_size(batch_size, method, held, problem)
         epoch = max(1, max(len(r) for r in held.rows) // size)
-        settings = replace(
-            settings, batch_size=size, epoch_steps=epoch,
-            steps=times * _steps(steps, epochs, method, epoch),
+        own = replace(
+            variant.settings, batch_size=size, epoch_steps=epoch,
+            steps=variant.times * _steps(steps, epochs, method, epoch),
         )  # fmt: skip
         work = Workload.of(
             problem, held, len(specs) * len(ids), size, output, inputs, draws_budget,
@@ -565,77 +558,51 @@ def fit(
         check_planned(method, work, device)
         run = stack(
             problem if dtype else problem.to(device, held.dtype), method, noise_model, held,
-            splits, specs, ids, output, inputs, settings,
+            splits, specs, ids, output, inputs, own, pooled,
         )  # fmt: skip
         half = precision != "full" and in_half(precision, method, run)
         return replace(run, engine=select_engine(run, engine, method, half))
 
     assert not isinstance(checkpoint, Checkpoint)  # `grouped` passes its folder
     folder = None if checkpoint is None else str(checkpoint)
-    parts = _cross_fit_parts(given, specs, ids, earlier) if auto and not in_order else 0
-    crossed = None
+    parts = 0
+    if auto and not in_order:
+        parts = _cross_fit_parts(given, specs, ids, earlier, problem)
+    fits = Fits(
+        prepared, lambda run: _check_network(run, method), method, ids, validation, parts, in_order,
+        folder, began,
+    )  # fmt: skip
+    posteriors = fits.evaluated(Variant(problem, settings, specs))
     plain = (steps, epochs, lr) == (None,) * 3 and (schedule, optimizer) == ("cosine", "adam")
     further = None
-    if auto and plain and fresh and not parts and not in_order:
+    if auto and plain and fresh and not in_order:
         further = alternatives_of(method, original, given, specs)
-    once = LogOnce() if parts or in_order or further else nullcontext()
-    if in_order:
-        with once:
-            run = prepared(ids, validation, settings)
-        _check_network(run, method)
-        digest = "" if folder is None else fingerprint(run, method, specs)
-        crossed = fit_in_order(run, method, specs, began, folder, digest)
-        settings = crossed.settings(settings)
-    if parts:
-        each = None if begin is None else begin.repeat_interleave(parts, 0)
-        with once:
-            run = prepared(list(range(parts)), "auto", replace(settings, begin=each))
-        _check_network(run, method)
-        digest = "" if folder is None else fingerprint(run, method, specs)
-        crossed = cross_fit(run, method, specs, began, folder, digest)
-        settings = crossed.settings(settings)
-    with once:
-        run = prepared(ids, validation if crossed is None else None, settings)
-    if crossed is None:
-        _check_network(run, method)
-    digest = "" if folder is None else fingerprint(run, method, specs)
-    if run.by_tensor:  # the initial weights would be another copy during the fit
-        run = replace(run, initial=None)
-    posteriors, _ = run_fit(run, method, specs, began, folder, digest)
-    if run.problem.model is not None:
-        run.problem.model.own()
-    if crossed is not None:
-        crossed.apply(posteriors)
-    elif auto and run.rows.validation is None and given.tasks is None:
-        for posterior in posteriors:
-            if posterior.record.status == "ok":
-                posterior.record.status = Status("not-evaluated", not_evaluated(0))
-    for posterior in posteriors:
-        if unevaluated and posterior.record.status == "ok":
-            posterior.record.status = Status("not-evaluated", unevaluated)
     if further is not None:
         found, wider = further[0], _rewritten(further[1], method, device, dtype)
+        faster = replace(settings, rate=found.rate * settings.rate)
 
-        def alternatives(specs: Sequence[RunSpec], times: int, name: str) -> Sequence[Posterior]:
-            own = replace(settings, rate=found.rate * settings.rate)
-            with once:
-                run = prepared(ids, validation, own, wider, specs, times)
-            digest = "" if folder is None else fingerprint(run, method, specs)
-            place = None if folder is None else Path(folder) / name
-            posteriors, _ = run_fit(run, method, specs, began, place, digest)
+        def again(specs: Sequence[RunSpec], times: int, name: str) -> Sequence[Posterior]:
+            posteriors = fits.evaluated(Variant(wider, faster, specs, times, name))
             for posterior, spec in zip(posteriors, specs, strict=True):
                 posterior.record.metadata[SETTINGS] = changed_settings(
-                    found, spec.hyper, own.rate, run.steps
+                    found, spec.hyper, faster.rate, times * method.default_steps
                 )
             return posteriors
 
-        posteriors = best_of_alternatives(posteriors, specs, found, given, alternatives)
+        posteriors = best_of_alternatives(posteriors, specs, found, given, again)
+    posteriors = fits.on_all_rows(posteriors)
+    for posterior in posteriors:
+        why = unevaluated
+        if auto and posterior.validation is None and given.tasks is None:
+            why = why or not_evaluated(0)
+        if why and posterior.record.status == "ok":
+            posterior.record.status = Status("not-evaluated", why)
     columns = given.names[0].columns
     used = fitted_rows(given, specs, validation)
     for posterior, rows, spec in zip(posteriors, used, specs, strict=True):
         posterior.input_reference = reference_inputs(given, spec)
         posterior.columns = None if columns is None else list(columns)
-        posterior.scalar_targets = noise_model.scalar_targets(given.y, run.output)
+        posterior.scalar_targets = noise_model.scalar_targets(given.y, fits.output)
         posterior.fitted_rows = rows
         if inferred and inferred.message:
             posterior.metadata["likelihood"] = inferred.message
@@ -666,8 +633,9 @@ def _check_network(run: Run, method: Method) -> None:
 
 
 def _cross_fit_parts(
-    given: Given, specs: Sequence[RunSpec], ids: Sequence[int], earlier: Sequence[WeightPosterior]
-) -> int:
+    given: Given, specs: Sequence[RunSpec], ids: Sequence[int], earlier: Sequence[WeightPosterior],
+    problem: Problem,
+) -> int:  # fmt: skip
     """The number of parts if one network is fitted to few rows, else 0 (`driver/cross_fit.py`).
 
     A network that starts from an earlier fit to these rows has seen all parts: there are none.
@@ -679,7 +647,8 @@ def _cross_fit_parts(
     if _has_seen(given, earlier):
         return 0
     rows = [given.rows_of_run(spec) for spec in specs]
-    return cross_fit_parts(_run_sizes(given, specs), group_counts(rows, given.group))
+    groups = group_counts(rows, given.group)
+    return cross_fit_parts(_run_sizes(given, specs), groups, problem.layout.size)
 
 
 def _run_sizes(given: Given, specs: Sequence[RunSpec]) -> list[int]:

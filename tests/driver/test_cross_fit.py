@@ -30,7 +30,7 @@ def fit(data: Data, method: Any = "map", **options: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "count"), [([7], 0), ([8], 4), ([10], 5), ([49], 5), ([50], 0), ([12, 300], 10)]
+    ("sizes", "count"), [([7], 0), ([8], 4), ([10], 5), ([49], 5), ([299], 10), ([300], 0), ([12, 300], 10)]
 )
 def test_when_it_is_done(sizes: list[float], count: int) -> None:
     assert cross_fit_parts(sizes) == count

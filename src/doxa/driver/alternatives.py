@@ -16,8 +16,9 @@ alternative are corrected for one more choice (`driver/validation.py`).
 
 Alternatives are fitted if there are fewer than `FEW_ROWS` rows, where a second fit costs little.
 With more rows they are fitted if the first fit has a status that says that it has learned too
-little. Another round with twice as many steps follows, up to `ROUNDS`, while the held-out rows
-gain `MUCH` nats per row, or gain and the status remains: training does not end on a plateau.
+little. Another round of the best settings with twice as many steps follows, up to `ROUNDS`, while
+the held-out rows gain `MUCH` nats per row, or gain and the status remains: training does not end on
+a plateau.
 
 Only settings that the user has not given are changed: with a `prior`, `lr`, `steps`, `epochs`,
 `schedule`, `optimizer` or setting of the method, or with `validation` other than "auto", there are
@@ -29,7 +30,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,7 +38,7 @@ from torch import Tensor
 
 from doxa.data.rows import effective_rows
 from doxa.driver.runs import RunSpec
-from doxa.driver.setup import Given
+from doxa.driver.setup import MOST_WEIGHTS, Given
 from doxa.driver.validation import correct_for_choice
 from doxa.method import Method
 from doxa.method.method import Alternatives
@@ -48,7 +49,6 @@ from doxa.posterior.base import AlternativeFits
 log = logging.getLogger("doxa")
 
 FEW_ROWS = 1000  # with fewer rows, alternatives are always fitted
-MOST_WEIGHTS = 20_000  # of a network for which alternatives are fitted
 ROUNDS = 3
 LEAST, MUCH = 0.02, 0.2  # nats per held-out row, to choose an alternative and to go on
 ERRORS = 2.0  # standard errors, to choose an alternative to a fit that has learned enough
@@ -91,6 +91,7 @@ def best_of_alternatives(
     best = list(first)
     gained = [math.inf if _rows(given, spec) < FEW_ROWS else 0.0 for spec in specs]
     tried = [0] * len(best)
+    settings: list[Sequence[Mapping[str, float]]] = [found.settings] * len(best)
     for round_ in range(ROUNDS):
         again = [
             r for r, posterior in enumerate(best)
@@ -99,25 +100,23 @@ def best_of_alternatives(
         ]  # fmt: skip
         if not again:
             break
-        each = [
-            replace(specs[r], hyper=dict(settings)) for r in again for settings in found.settings
-        ]
-        posteriors = fitted(each, 2**round_, f"alternatives-{round_}")
-        count = len(found.settings)
-        for i, r in enumerate(again):
-            own = posteriors[i * count : (i + 1) * count]
-            tried[r] += count
-            better = max(own, key=_score)
-            gain = _score(better) - _score(best[r])
-            chosen = gain > _margin(best[r]) and better.status != "diverged"
-            best[r], gained[r] = (better, gain) if chosen else (best[r], -math.inf)
+        each = [replace(specs[r], hyper=dict(own)) for r in again for own in settings[r]]
+        posteriors = iter(fitted(each, 2**round_, f"alternatives-{round_}"))
+        for r in again:
+            own = [next(posteriors) for _ in settings[r]]
+            tried[r] += len(own)
+            i = max(range(len(own)), key=lambda i: _score(own[i]))
+            gain = _score(own[i]) - _score(best[r])
+            chosen = gain > _margin(best[r]) and own[i].status != "diverged"
+            best[r], gained[r] = (own[i], gain) if chosen else (best[r], -math.inf)
+            settings[r] = [settings[r][i]]
     for r, (posterior, before) in enumerate(zip(best, first, strict=True)):
         if not tried[r]:
             continue
         assert before.validation is not None
-        settings = posterior.record.metadata.pop(SETTINGS, "")
+        changed = posterior.record.metadata.pop(SETTINGS, "")
         alternatives: AlternativeFits = {
-            "tried": tried[r], "chosen": posterior is not before, "settings": settings,
+            "tried": tried[r], "chosen": posterior is not before, "settings": changed,
             "validation_of_defaults": before.validation,
         }  # fmt: skip
         posterior.record.diagnostics["alternatives"] = alternatives
@@ -126,7 +125,7 @@ def best_of_alternatives(
             log.info(
                 "%sother settings than the defaults predict the held-out rows better, by %.2g nats "
                 "per row: %s", f"run {r}: " if len(best) > 1 else "",
-                _score(posterior) - before.validation, settings,
+                _score(posterior) - before.validation, changed,
             )  # fmt: skip
     return best
 

@@ -96,13 +96,23 @@ class CrossFit:
         """The settings of the fit to all rows."""
         return replace(settings, stop_at=self.stop_at, held_out_noise=self.noise)
 
+    def of_runs(self, runs: Sequence[int]) -> CrossFit:
+        """The same for some of the runs. Runs have one member each if there are parts."""
+        count = len(next(iter(self.stop_at.values()), self.evaluated)) // len(self.evaluated)
+        members = [r * count + m for r in runs for m in range(count)]
+        return CrossFit(
+            [self.evaluated[r] for r in runs],
+            {stage: [steps[m] for m in members] for stage, steps in self.stop_at.items()},
+            None if self.noise is None else self.noise[members], self.parts,
+        )  # fmt: skip
+
     def apply(self, posteriors: Sequence[Posterior]) -> None:
         """Give the posteriors of the fit to all rows the scores, the status and the calibrated
         likelihood."""
         for posterior, evaluated in zip(posteriors, self.evaluated, strict=True):
             found, record = evaluated.record, posterior.record
             record.validation, record.certificate = found.validation, found.certificate
-            for key in ("held_out", "held_out_calibration", "yardsticks"):
+            for key in ("held_out", "held_out_calibration", "yardsticks", "alternatives"):
                 if key in found.diagnostics:
                     record.diagnostics[key] = found.diagnostics[key]
             held_out = record.diagnostics.setdefault("held_out", {})

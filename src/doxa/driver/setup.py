@@ -71,6 +71,8 @@ from doxa.optim import schedule as schedule_shape
 from doxa.priors import BoundPrior, bind, stack_bound
 
 FEWEST_ROWS = 8  # effective number of rows; of fewer, none are held out
+FEWEST_FOR_ONE = 30  # effective number of held-out rows that evaluate one network
+MOST_WEIGHTS = 20_000  # of a network that is fitted several times: to parts, and with alternatives
 
 
 @dataclass(frozen=True)
@@ -93,15 +95,36 @@ def parts(rows: int) -> int:
     return 20 if rows >= 10_000 else min(10, max(min(5, rows // 2), rows // 20))
 
 
-def cross_fit_parts(sizes: Sequence[float], groups: Sequence[float] | None = None) -> int:
-    """The number of parts if runs of these sizes are cross-fitted, else 0: they have rows to hold
-    out, but a part is too small to stop the training of one network. `groups`: the effective number
-    of groups of each run, if rows belong to groups."""
-    counts = part_counts(sizes, groups)
-    each = zip(sizes if groups is None else groups, counts, strict=True)
-    if min(sizes) < FEWEST_ROWS or min(size // count for size, count in each) >= FEWEST_HELD_OUT:
+def cross_fit_parts(
+    sizes: Sequence[float], groups: Sequence[float] | None = None, weights: int = 0
+) -> int:
+    """The number of parts if one network is cross-fitted to runs of these sizes, else 0: they have
+    rows to hold out, but a part is too small to stop the training of one network, or, if the
+    network is small, to evaluate it.
+
+    Parameters
+    ----------
+    sizes : sequence of float
+        The effective number of rows of each run.
+    groups : sequence of float, optional
+        The effective number of groups of each run, if rows belong to groups.
+    weights : int, default 0
+        The number of weights of the network. Parts of a large network take long, and are fitted
+        only if it could not be stopped without them.
+    """
+    if min(sizes) < FEWEST_ROWS:
         return 0
-    return max(counts)
+    fewest = FEWEST_FOR_ONE if weights <= MOST_WEIGHTS else FEWEST_HELD_OUT
+    few = _has_few(sizes, None, fewest) or _has_few(sizes, groups)
+    return max(part_counts(sizes, groups)) if few else 0
+
+
+def _has_few(
+    sizes: Sequence[float], groups: Sequence[float] | None, fewest: float = FEWEST_HELD_OUT
+) -> bool:
+    """Whether a part of a run has fewer rows, or groups, than `fewest`."""
+    each = zip(sizes if groups is None else groups, part_counts(sizes, groups), strict=True)
+    return min(size // count for size, count in each) < fewest
 
 
 def part_counts(sizes: Sequence[float], groups: Sequence[float] | None = None) -> list[int]:
@@ -133,8 +156,7 @@ def own_parts(
     if min(sizes) < FEWEST_ROWS:
         return None
     counts = part_counts(sizes, groups)
-    few = bool(cross_fit_parts(sizes, groups))
-    if few and min(len({m % count for m in members}) for count in counts) < 2:
+    if _has_few(sizes, groups) and min(len({m % count for m in members}) for count in counts) < 2:
         return None
     kept: list[Tensor] = []
     held: list[Tensor] = []
@@ -471,9 +493,10 @@ OBJECTS = ("prior", "likelihood")  # fields of a grid whose values are not numbe
 def stack(
     problem: Problem, method: Method, likelihood: Likelihood, data: Data,
     splits: Splits, specs: Sequence[RunSpec], ids: list[int], output: Any, inputs: Any,
-    settings: FitSettings,
+    settings: FitSettings, pooled: bool = False,
 ) -> Run:  # fmt: skip
-    """Runs × members as one axis M; the engine is chosen later."""
+    """Runs × members as one axis M; the engine is chosen later. `pooled`: the members of a run pool
+    their held-out rows, however many these are (`Run.pooled_rows`)."""
     count = len(ids)
     run_of = [r for r in range(len(specs)) for _ in ids]
     split_of = list(splits.of or run_of)
@@ -503,7 +526,7 @@ def stack(
         constants=_constants(likelihoods, output, data, run_of), settings=settings, inputs=inputs,
         output=output, likelihoods=likelihoods,
     )  # fmt: skip
-    run = replace(run, initial=run.initial_weights(), pooled_rows=_pooled_rows(run))
+    run = replace(run, initial=run.initial_weights(), pooled_rows=_pooled_rows(run, pooled))
     weights = method.row_weights(run)
     if weights is not None:
         run = _with_weights(run, method, weights)
@@ -512,8 +535,9 @@ def stack(
     return run
 
 
-def _pooled_rows(run: Run) -> list[float] | None:
-    """The effective number of held-out rows of each run, if they are pooled (`Run.pooled_rows`)."""
+def _pooled_rows(run: Run, always: bool) -> list[float] | None:
+    """The effective number of held-out rows of each run, if they are pooled: always, or if the
+    members hold out few rows each (`Run.pooled_rows`)."""
     held = run.rows.validation
     if held is None or run.rows.tasks:
         return None
@@ -521,7 +545,8 @@ def _pooled_rows(run: Run) -> list[float] | None:
     splits: dict[int, set[int]] = {}
     for r, split in zip(run.run_of, run.split_of, strict=True):
         splits.setdefault(r, set()).add(split)
-    if min(map(len, splits.values())) < 2 or min(sizes) >= FEWEST_HELD_OUT:
+    many = min(sizes) >= FEWEST_HELD_OUT and not always
+    if min(map(len, splits.values())) < 2 or many:
         return None
     return [sum(sizes[split] for split in splits[r]) for r in sorted(splits)]
 

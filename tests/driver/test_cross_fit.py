@@ -30,10 +30,35 @@ def fit(data: Data, method: Any = "map", **options: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "count"), [([7], 0), ([8], 4), ([10], 5), ([49], 5), ([299], 10), ([300], 0), ([12, 300], 10)]
+    ("sizes", "count"),
+    [([7], 0), ([8], 4), ([10], 5), ([49], 5), ([299], 10), ([300], 0), ([12, 300], 10)],
 )
 def test_when_it_is_done(sizes: list[float], count: int) -> None:
     assert cross_fit_parts(sizes) == count
+
+
+@pytest.mark.parametrize(("size", "count"), [(49, 5), (50, 0), (299, 0)])
+def test_a_large_network_is_fitted_several_times_only_if_it_must(size: int, count: int) -> None:
+    assert cross_fit_parts([size], weights=20_001) == count
+
+
+def test_the_chosen_alternative_is_fitted_to_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its weights are those of a fit with its settings to all rows, up to the step that the parts
+    have chosen; the parts scored all rows."""
+    monkeypatch.setattr(doxa.MAP, "default_steps", 300)
+    monkeypatch.setattr("doxa.driver.alternatives.ROUNDS", 1)
+    g = torch.Generator().manual_seed(0)
+    x = 6 * torch.rand(100, 1, generator=g) - 3
+    data = x, torch.cos(3 * x) + 0.1 * torch.randn(100, 1, generator=g)
+    net = doxa.nets.mlp(1, 1, (50,))
+    got = fit(data, net=net)
+    found = got.diagnostics["alternatives"]
+    assert found["chosen"] and got.model.prior == doxa.Normal(3.0)
+    assert got.diagnostics["rows"] == got.diagnostics["held_out"]["rows"] == 100
+    assert got.validation > found["validation_of_defaults"]
+    want = fit(data, net=net, prior=doxa.Normal(3.0), lr=5 * doxa.MAP.default_rate, validation=None)
+    assert got.diagnostics["steps"] == 300, "the best step is the last one, as in this fit"
+    assert torch.equal(got.samples[..., :-1], want.samples[..., :-1])
 
 
 def test_several_members_or_validation_written_out_have_none() -> None:

@@ -271,8 +271,18 @@ def fit_arrays(
     return posterior
 
 
-def say_held_out(plan: Plan, method: Method, rows: int, together: Together | None = None) -> str:
-    """The message about held-out rows; "" if there are none."""
+def network_size(plan: Plan, method: Method, schema: Schema) -> int:
+    """The number of weights of the network that is fitted; 0 without a network."""
+    if not method.needs_network:
+        return 0
+    net = make_net(plan, schema.inputs, schema.outputs)
+    return sum(p.numel() for p in net.parameters())
+
+
+def say_held_out(
+    plan: Plan, method: Method, rows: int, size: int = 0, together: Together | None = None
+) -> str:
+    """The message about held-out rows; "" if there are none. `size`: the network's weights."""
     off = "--validation 0 trains on all rows"
     if together is not None and together.options() and plan.held_out is not None:
         if not (method.holds_out or plan.validation):
@@ -289,7 +299,7 @@ def say_held_out(plan: Plan, method: Method, rows: int, together: Together | Non
     if plan.validation:
         return f"{plan.validation:.0%} of the rows are held out for early stopping; {off}"
     if plan.validation is None and method.holds_out and rows >= FEWEST_ROWS:
-        count = cross_fit_parts([rows])
+        count = cross_fit_parts([rows], weights=size)
         if count and len(member_ids(plan.members, method)) == 1:
             return (
                 f"the rows are divided into {count} parts, and {count} networks are trained first, "
@@ -301,12 +311,10 @@ def say_held_out(plan: Plan, method: Method, rows: int, together: Together | Non
     return ""
 
 
-def say_cost(plan: Plan, method: Method, schema: Schema, rows: int) -> str:
+def say_cost(plan: Plan, method: Method, rows: int, size: int) -> str:
     """The cost of a sampler and the meaning of `--steps`, before the fit; "" if neither applies."""
     lines = []
     if method.gradients is not None and method.needs_network:
-        net = make_net(plan, schema.inputs, schema.outputs)
-        size = sum(p.numel() for p in net.parameters())
         lines.append(cost_words(method, plan.members, size, rows))
     length = "steps" if plan.steps is not None else "epochs"
     if (number := getattr(plan, length)) is not None:

@@ -11,8 +11,9 @@ The fit with the default settings is kept if no alternative gains clearly more:
 which is more than the optimism of choosing the best of a few fits on these rows. If no status says
 that the fit has learned too little, the gain must also be above two standard errors of the score:
 networks with a wide prior differ more from each other, and what their mean gains over one of them
-is an estimate by the networks themselves. The scores of an
-alternative are corrected for one more choice (`driver/validation.py`).
+is an estimate by the networks themselves. The scores of an alternative are corrected for one more
+choice (`driver/validation.py`). Where one network is cross-fitted, the alternatives are, too, and
+only what was chosen is fitted to all rows (`driver/fits.py`).
 
 Alternatives are fitted if there are fewer than `FEW_ROWS` rows, where a second fit costs little.
 With more rows they are fitted if the first fit has a status that says that it has learned too

@@ -101,9 +101,7 @@ class Fits:
             if settings.begin is not None:
                 begin = settings.begin.repeat_interleave(self.parts, 0)
                 settings = replace(settings, begin=begin)
-        run = self._prepared(
-            replace(variant, settings=settings), ids, validation, bool(self.parts)
-        )
+        run = self._prepared(replace(variant, settings=settings), ids, validation, bool(self.parts))
         digest = self._digest(run, variant)
         with self.log_once:
             fit_parts = cross_fit if self.parts else fit_in_order

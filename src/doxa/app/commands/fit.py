@@ -276,11 +276,12 @@ def fit(
     columns = held_out.schema_of(frame, columns, parts, table)
     tested = None if test is None else held_out.read_test(test, data, columns, table.dialect)
     say_schema(columns, len(frame))
+    size = fitting.network_size(plan, chosen, columns)
     for message in (
         together.words(columns),
         parts.words,
-        fitting.say_held_out(plan, chosen, len(parts.train), together),
-        fitting.say_cost(plan, chosen, columns, len(parts.train)),
+        fitting.say_held_out(plan, chosen, len(parts.train), size, together),
+        fitting.say_cost(plan, chosen, len(parts.train), size),
     ):
         if message:
             out.print(message, highlight=False, soft_wrap=True)

@@ -147,6 +147,19 @@ def test_intervals_hold_with_twenty_rows(method: str) -> None:
     assert abs(sum(reported) - sum(gains)) / 10 < 0.25
 
 
+@pytest.mark.parametrize(("rows", "status"), [(11, "not-evaluated"), (12, "ok")])
+def test_the_noise_of_a_linear_model_needs_twelve_rows(rows: int, status: str) -> None:
+    """With eight rows of six columns, the mean score of a linear model was .35 nats below that of a
+    constant. With given noise the posterior is exact."""
+    (x, y), _ = table(rows)
+    assert doxa.fit(None, (x, y), "linear").status == status
+    assert doxa.fit(None, (x, y), doxa.BayesianLinear(noise=0.5)).status == "ok"
+    repeated = torch.arange(22) % 11
+    weight = torch.full((22,), 0.5)
+    again = doxa.fit(None, (x[repeated], y[repeated]), "linear", sample_weight=weight)
+    assert again.status == "ok", "22 rows of the same weight"
+
+
 @pytest.mark.parametrize(("rows", "method"), [(7, "map"), (8, "map"), (8, "deep-ensemble")])
 def test_fewer_than_twelve_rows_do_not_evaluate_a_network(rows: int, method: str) -> None:
     data, _ = table(rows)

@@ -39,6 +39,7 @@ from doxa.method.method import Workload, flag, one_of, positive, require, whole
 from doxa.posterior import Posterior, Status
 
 _SUMS = ("cross", "square")
+_FEWEST = 12  # rows; the evidence of fewer does not give the noise well enough for a status "ok"
 _MATRICES = 5  # matrices [F, F] at the peak of a fit, as measured
 
 log = logging.getLogger("doxa")
@@ -279,7 +280,17 @@ class BayesianLinear(Method):
                 "none: its variances mean nothing; give noise=, or more rows"
             )
             posterior.record.status = Status("degenerate", reason)
+        elif learned and (rows := self._fewest(run)) < _FEWEST:
+            reason = (
+                f"the noise of {rows:.3g} rows is one estimate by their evidence, and intervals "
+                f"count it as known: give noise=, use at least {_FEWEST} rows, or gp"
+            )
+            posterior.record.status = Status("not-evaluated", reason)
         return posterior
+
+    def _fewest(self, run: Run) -> float:
+        """The effective number of rows of the member with the fewest."""
+        return min(run.rows.effective_rows(run.rows.rows[split]) for split in run.split_of)
 
 
 def feature_tensors(state: State) -> Params:

@@ -67,7 +67,6 @@ from doxa.method import Method, Run, slice_state
 from doxa.posterior import Posterior, Status
 from doxa.posterior.certificate import Certificate, input_scores
 from doxa.predictive import Predictive
-from doxa.predictive.classes import drawn
 from doxa.predictive.form import draw_functions
 from doxa.predictive.mixture import Mixture
 
@@ -581,8 +580,8 @@ def moved(posterior: Posterior, alone: Posterior, x: Any) -> Mixture | None:
 def moved_by(posterior: Posterior, alone: Posterior, x: Any) -> tuple[Mixture, Tensor] | None:
     """As `moved`, and the shift [N, ...]."""
     try:
-        whole = drawn(posterior.predict(x).form)
-        own = whole if alone is posterior else drawn(alone.predict(x).form)
+        whole = posterior.predict(x).form.of_draws
+        own = whole if alone is posterior else alone.predict(x).form.of_draws
     except MemoryBudgetError:
         return None
     if not (type(own) is Mixture and type(whole) is Mixture):

@@ -138,11 +138,6 @@ def averaged(form: Form, likelihood: Likelihood, centres: Any, counts: Sequence[
     return Odds(form, likelihood.location(centres, 1), counts)
 
 
-def drawn(form: Form) -> Form:
-    """The plain mixture of the functions of an `Odds`; any other form is returned unchanged."""
-    return form.base if isinstance(form, Odds) else form
-
-
 class Odds(KeepsDraws, ClassTable):
     """Functions f [S, N, *output], `counts` of them from each of K Gaussians with given means."""
 
@@ -150,6 +145,10 @@ class Odds(KeepsDraws, ClassTable):
 
     def __init__(self, base: Mixture, centres: Tensor, counts: Sequence[int]) -> None:
         ClassTable.__init__(self, base, _log_table(base, centres, counts))
+
+    @property
+    def of_draws(self) -> Form:
+        return self.base
 
     def sample(self, n: int, seed: int) -> Tensor:
         """Labels of one function at all rows, with as few labels drawn again as possible.

@@ -120,6 +120,11 @@ class Form:
         return False
 
     @property
+    def of_draws(self) -> Form:
+        """The plain mixture of the functions, where the form is computed from it; else itself."""
+        return self
+
+    @property
     def mean(self) -> Tensor:
         raise self.unavailable("mean")
 

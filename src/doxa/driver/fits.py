@@ -5,7 +5,7 @@ of the rows, one with each of the alternatives, and one of all rows (`cross_fit.
 `alternatives.py`). `Fits` makes them in this order:
 
     evaluated     a fit with some settings, with the score of its held-out rows
-    on_all_rows   the chosen ones, fitted to all rows if they have left out a part each
+    on_all_rows   the chosen ones, fitted to all rows if each was trained without a part of them
 
 Without parts and without an order in time, what was evaluated is what is returned.
 """

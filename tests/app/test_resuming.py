@@ -159,8 +159,10 @@ def test_two_fits_into_one_folder(rows, tmp_path) -> None:
     words = ["fit", rows, "-t", "y", "-m", "map", "-o", run, *ANY]
     first = started(*words, "--steps", 10_000_000, "--checkpoint-every", 0, log=log)
     try:
-        while not list(tmp_path.glob(".*.checkpoint/*-step-*")):
+        limit = time.monotonic() + 120
+        while not list(tmp_path.glob(".*.checkpoint/**/*-step-*")):
             assert first.poll() is None, log.read_text()
+            assert time.monotonic() < limit, sorted(tmp_path.rglob("*"))
             time.sleep(0.05)
         for other in ([], ["--overwrite", "--seed", 1]):
             said = doxa(*words, "--steps", 20, *other, code=2)
@@ -199,7 +201,7 @@ def test_twenty_kills_and_the_same_command_lose_nothing(rows, tmp_path) -> None:
     assert started(*words, "-o", tmp_path / "whole", log=log).wait() == 0
     whole = time.monotonic() - began
     first = "{}.checkpoint/asked.json"  # before any step
-    watched = [first, "{}.checkpoint/*-step-*", "{}.checkpoint/.tmp-*", ".{}.tmp-*", "{}"]
+    watched = [first, "{}.checkpoint/**/*-step-*", "{}.checkpoint/**/.tmp-*", ".{}.tmp-*", "{}"]
     rng = np.random.default_rng(0)
     moments = itertools.cycle([*watched, *rng.uniform(0.0, 1.1 * whole, 6)])
     kills: list[str | float] = []

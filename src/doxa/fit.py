@@ -649,7 +649,9 @@ def _cross_fit_parts(
         return 0
     rows = [given.rows_of_run(spec) for spec in specs]
     groups = group_counts(rows, given.group)
-    return cross_fit_parts(_run_sizes(given, specs), groups, problem.layout.size)
+    net = None if problem.model is None else problem.model.net  # its outputs are not known yet
+    weights = 0 if net is None else sum(p.numel() for p in net.parameters() if p.requires_grad)
+    return cross_fit_parts(_run_sizes(given, specs), groups, weights)
 
 
 def _run_sizes(given: Given, specs: Sequence[RunSpec]) -> list[int]:

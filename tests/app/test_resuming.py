@@ -77,14 +77,15 @@ def test_a_fit_that_asks_for_something_else_is_refused(rows, tmp_path, monkeypat
     with monkeypatch.context() as patch:
         interrupt(patch, 1)
         doxa(*words, code=130)
-    kept = sorted(path.name for path in (tmp_path / "run.checkpoint").iterdir())
+    kept = sorted(path.name for path in (tmp_path / "run.checkpoint").rglob("*"))
+    assert any("-step-" in name for name in kept)
     said = doxa(*words, "--seed", 7, "--hidden", "9,9", code=2)
     assert "with other options: --hidden 50, now 9, 9; --seed 0, now 7. Repeat" in said
     text = rows.read_text()
     rows.write_text(text + "50,0,100\n")
     assert "the data file had other contents" in doxa(*words, "--resume", code=2)
     rows.write_text(text)
-    assert sorted(path.name for path in (tmp_path / "run.checkpoint").iterdir()) == kept
+    assert sorted(path.name for path in (tmp_path / "run.checkpoint").rglob("*")) == kept
     doxa(*words, "--seed", 7, "--overwrite")
     assert (tmp_path / "run").is_dir() and not (tmp_path / "run.checkpoint").exists()
 

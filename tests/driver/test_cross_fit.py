@@ -165,7 +165,7 @@ def test_fewer_than_twelve_rows_do_not_evaluate_a_network(rows: int, method: str
     data, _ = table(rows)
     status = fit(data, method, steps=50).status
     assert status == "not-evaluated"
-    assert "gp, linear" in status.reason
+    assert "gp; linear" in status.reason
 
 
 def test_classes_are_calibrated_and_evaluated() -> None:

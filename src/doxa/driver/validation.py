@@ -322,8 +322,8 @@ def not_evaluated(rows: int, groups: float | None = None) -> str:
         )
     few = f"{rows} held-out rows are not enough" if rows else "no rows were held out"
     return (
-        f"{few} to evaluate this fit: use a method that needs no held-out rows (gp, linear), or "
-        "more rows"
+        f"{few} to evaluate this fit: use a method that needs no held-out rows (gp; linear from 12 "
+        "rows on), or more rows"
     )
 
 

@@ -70,7 +70,7 @@ from doxa.describe import calibrated_likelihood
 from doxa.errors import MethodError, StoreError
 from doxa.store import write_text
 
-_STEP = re.compile(r"\d+-step-(\d+)")
+_STEP = re.compile(r"\d+-step-\d+")
 _OPTIONS = {"hidden": "--hidden", "settings": "--set"}
 
 
@@ -121,10 +121,11 @@ def claim_checkpoint(
 
 
 def reached(checkpoint: Path) -> int:
-    """The step of the newest checkpoint; 0 where there is none."""
-    names = [path.name for path in checkpoint.iterdir()] if checkpoint.is_dir() else []
-    steps = {name: int(match[1]) for name in names if (match := _STEP.fullmatch(name))}
-    return steps[max(steps)] if steps else 0
+    """The step of the newest checkpoint; 0 where there is none. Parts of the rows and other settings
+    have folders of their own in this one."""
+    found = [path for path in checkpoint.rglob("*-step-*") if _STEP.fullmatch(path.name)]
+    newest = max(found, key=lambda path: (path.stat().st_mtime_ns, path.name), default=None)
+    return 0 if newest is None else int(newest.name.rpartition("-")[2])
 
 
 @contextmanager

@@ -211,7 +211,7 @@ def test_classes_held_out_are_scored_as_they_are_predicted() -> None:
     y = (x.sum(1) > 0).long()
     posterior = doxa.fit(
         doxa.nets.mlp(3, 2, (20,)), (x, y), "vip", likelihood="categorical", steps=60,
-        progress=False, patience=100,
+        progress=False, patience=100, validation=0.1,
     )  # fmt: skip
     kept = posterior.diagnostics["stopping"]
     (score,) = [v for t, v in posterior.history["validation"] if t == kept["kept_step"][0]]

@@ -23,7 +23,7 @@ POSTERIORS: dict[str, tuple[Any, str, list[str]]] = {
         chains, "SamplePosterior by hmc (draws=4, burn_in=2, leapfrog=2): not-converged (R-hat",
         ["2 members of 4 draws", "fitted to  20 rows"],
     ),
-    "names": (named, "SamplePosterior by map: ok", ["3 columns: age, height, weight"]),
+    "names": (named, "SamplePosterior by map: ", ["3 columns: age, height, weight"]),
     "classes": (classes, "SamplePosterior by map: ok", ["classification, categorical"]),
     "process": (process, "GPPosterior by gp (noise=0.1, refine=0): ok", ["log_evidence −"]),
     "exact": (exact, "LinearPosterior by linear: degenerate (the features", ["regression"]),

@@ -173,11 +173,12 @@ def test_features_are_those_of_each_members_own_statistics() -> None:
     x = 5.0 + 3.0 * torch.randn(64, 3, generator=g)
     y = x[:, 0].sin()
     net = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
-    posterior = doxa.fit(net, (x, y), "deep-ensemble", members=2, steps=60, progress=False)
+    options = {"steps": 60, "progress": False, "validation": None}
+    posterior = doxa.fit(net, (x, y), "deep-ensemble", members=2, **options)
     head = {k: v for k, v in posterior.draw().items() if k.startswith("3.")}  # [2, ...]
     by_hand = []
     for m in range(2):
-        alone = doxa.fit(net, (x, y), "deep-ensemble", members=[m], steps=60, progress=False)
+        alone = doxa.fit(net, (x, y), "deep-ensemble", members=[m], **options)
         z = alone.features(x)
         by_hand.append(z)
         f = z @ head["3.weight"][m].T + head["3.bias"][m]

@@ -1,6 +1,6 @@
 """The status of a fit on simulated tables: how often "ok" is false, and how often it is withheld.
 
-    python -m benchmarks.status [--out FILE] [--limit FITS] [--table]
+    python -m benchmarks.status [--out FILE] [--first FIT] [--limit FITS] [--table]
 
 Each fit is of one table, one method and one setting: the defaults, or bad ones on purpose (a tenth
 of the learning rate, few steps, a narrow or a wide prior, noise that is given too small). Its truth
@@ -220,6 +220,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("status.jsonl"))
+    parser.add_argument("--first", type=int, default=0, help="fits to leave out at the beginning")
     parser.add_argument("--limit", type=int, default=700, help="fits in all, at most")
     parser.add_argument("--table", action="store_true", help="print the summary only")
     arguments = parser.parse_args()
@@ -229,7 +230,8 @@ def main() -> int:
     if arguments.out.exists():
         rows = [json.loads(line) for line in arguments.out.read_text().splitlines()]
     done = {(row["table"], row["n"], row["method"], row["setting"]) for row in rows}
-    for made, n, method, setting in itertools.islice(cells(), arguments.limit):
+    few = itertools.islice(cells(), arguments.first, arguments.first + arguments.limit)
+    for made, n, method, setting in few:
         if arguments.table or (made.__name__, n, method, setting) in done:
             continue
         row = measure(made, n, method, setting)

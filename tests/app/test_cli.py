@@ -278,11 +278,11 @@ def test_training_stops_in_time_unless_told_otherwise(noise, tmp_path) -> None:
         return said, float(np.sqrt(((pd.read_csv(tmp_path / "p.csv")["mean"] - truth) ** 2).mean()))
 
     said, stopped = error()
-    assert "each member holds out a different 10% of the rows" in said
+    assert "divided into 10 parts" in said
     said, whole = error("--validation", 0)
-    assert "holds out" not in said
+    assert "held out" not in said
     assert stopped < 0.6 * whole  # what was learned by heart is of no use on new rows
-    assert "holds out a different 10%" in error("--steps", 50)[0]  # so long at most
+    assert "divided into 10 parts" in error("--steps", 50)[0]  # so long at most
     assert "20% of the rows" in error("--steps", 50, "--validation", 0.2)[0]
 
 

@@ -122,7 +122,7 @@ def test_few_rows_are_not_learned_by_heart() -> None:
     low, high = p.interval(0.9)
     assert float(((y[120:] > low) & (y[120:] < high)).double().mean()) > 0.85
     assert float(p.log_prob(y[120:]).mean()) > float(exact.log_prob(y[120:]).mean()) - 0.1
-    assert deep.status == "ok" and deep.diagnostics["held_out"]["rows"] == 20
+    assert deep.status == "ok" and deep.diagnostics["held_out"]["rows"] == 120
 
 
 def test_an_inner_layer_keeps_the_principal_directions() -> None:

@@ -34,6 +34,7 @@ from typing import Any
 import artefact_cases
 import safetensors.torch
 import torch
+from most_memory import most_memory
 from torch import Tensor
 
 import doxa
@@ -430,7 +431,7 @@ def main(cases: int, number: int, folder: Path) -> dict[str, Any]:
         if result not in ("refused", "answered", "overflow"):
             failures[f"{result}: {where}"] += 1
             example.setdefault(f"{result}: {where}", [name, case, kind])
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    peak = most_memory()
     return {
         "counts": dict(counts), "seconds": time.monotonic() - began, "peak": peak,
         "processor": time.process_time(),

@@ -380,7 +380,7 @@ def fit(
     validation : {"auto"}, None, float or tuple (x, y), default "auto"
         The held-out rows. They are used for early stopping, for the noise level, and to evaluate
         the fit. "auto": methods that can overfit hold out a part of the rows, a different part for
-        each member; with one member and fewer than 300 rows, other networks hold out the parts
+        each member; with one member and fewer than 600 rows, other networks hold out the parts
         (`driver/cross_fit.py`), and the fit has all rows. None: all rows are used for training. A
         fraction of the rows, or a pair (x, y): the same held-out rows for all members.
     patience : int, default 20

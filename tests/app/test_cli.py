@@ -255,8 +255,8 @@ def noise(tmp_path: Path) -> Path:
     ("rows", "method", "words"),
     [(7, "map", ""), (30, "map", "divided into 5 parts, and 5 networks"),
      (30, "deep-ensemble", "each member holds out a different 20% of the rows"),
-     (299, "map", "divided into 10 parts"),
-     (300, "map", "each member holds out a different 10% of the rows"), (30, "gp", "")],
+     (599, "map", "divided into 10 parts"),
+     (600, "map", "each member holds out a different 10% of the rows"), (30, "gp", "")],
 )  # fmt: skip
 def test_what_is_held_out_is_said(rows: int, method: str, words: str) -> None:
     said = say_held_out(Plan(), make_method(method, []), rows)

@@ -31,13 +31,13 @@ def fit(data: Data, method: Any = "map", **options: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("sizes", "count"),
-    [([7], 0), ([8], 4), ([10], 5), ([49], 5), ([299], 10), ([300], 0), ([12, 300], 10)],
+    [([7], 0), ([8], 4), ([10], 5), ([49], 5), ([599], 10), ([600], 0), ([12, 600], 10)],
 )
 def test_when_it_is_done(sizes: list[float], count: int) -> None:
     assert cross_fit_parts(sizes) == count
 
 
-@pytest.mark.parametrize(("size", "count"), [(49, 5), (50, 0), (299, 0)])
+@pytest.mark.parametrize(("size", "count"), [(49, 5), (50, 0), (599, 0)])
 def test_a_large_network_is_fitted_several_times_only_if_it_must(size: int, count: int) -> None:
     assert cross_fit_parts([size], weights=20_001) == count
 

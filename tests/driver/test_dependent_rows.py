@@ -141,7 +141,7 @@ def test_fewer_groups_than_parts_leave_one_group_out() -> None:
     assert splits is not None and splits.held_out is not None
     assert len(splits.held_out) == 3 and list(splits.of) == [0, 1, 2, 0, 1, 2]
     assert all(len(group[held].unique()) == 1 for held in splits.held_out)
-    assert cross_fit_parts([300], [3]) == 3 and cross_fit_parts([300]) == 0
+    assert cross_fit_parts([300], [3]) == 3 and cross_fit_parts([600]) == 0
 
 
 def test_the_share_is_at_least_one_group_and_not_all() -> None:

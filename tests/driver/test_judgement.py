@@ -43,11 +43,11 @@ def test_a_good_fit_is_ok_and_says_how_good() -> None:
 
 
 def test_intervals_that_are_too_narrow_are_said() -> None:
-    """The noise is given, a third of what it is: 90 % intervals hold 42 %."""
-    posterior = fitted(line(0.3), likelihood=doxa.Gaussian(0.1))
+    """The noise is given, half of what it is: 90 % intervals hold 59 %."""
+    posterior = fitted(line(0.3), likelihood=doxa.Gaussian(0.15))
     assert posterior.status == "overconfident"
     assert "90% intervals contain" in posterior.status.reason
-    assert posterior.diagnostics["held_out"]["coverage"] < 0.6
+    assert posterior.diagnostics["held_out"]["coverage"] < 0.7
 
 
 def test_worse_than_a_constant_is_said() -> None:

@@ -2,11 +2,11 @@
 
 **Few rows, or few groups, and one network.**
 
-With fewer than 300 rows, a part that could be held out from a single network has fewer than thirty
+With fewer than 600 rows, a part that could be held out from a single network has fewer than sixty
 rows. They cannot tell a network that predicts badly from bad luck. With fewer than 50 rows, or with
 a part of fewer than ten groups, they cannot stop its training either, and every row is needed to
 train on. So the rows are divided into K parts, and K networks are trained at once, each without one
-part. (Between 50 and 300 rows, this is done for networks of at most 20,000 weights, for which K
+part. (Between 50 and 600 rows, this is done for networks of at most 20,000 weights, for which K
 networks take little longer than one.) Their held-out rows, which are all rows, do three things:
 
     stopping      the step at which the sum of the K held-out scores is largest

@@ -71,7 +71,7 @@ from doxa.optim import schedule as schedule_shape
 from doxa.priors import BoundPrior, bind, stack_bound
 
 FEWEST_ROWS = 8  # effective number of rows; of fewer, none are held out
-FEWEST_FOR_ONE = 30  # effective number of held-out rows that evaluate one network
+FEWEST_FOR_ONE = 60  # effective number of held-out rows that evaluate one network
 MOST_WEIGHTS = 20_000  # of a network that is fitted several times: to parts, and with alternatives
 
 

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 from torch import Tensor
 
-from doxa.evaluate.scores import pinball_each, set_coverage_each, set_size_each
+from doxa.evaluate.scores import interval_score_each, pinball_each, set_coverage_each, set_size_each
 from doxa.predictive import Predictive
 
 LEVEL = 0.95  # of intervals, unless a posterior has its own
@@ -104,6 +104,9 @@ SCORES = (
           at_level=True, right=LEVEL, tile=True, compared=True, printed=True),
     Score("width", "width", "lower", "mean width of that interval, in units of the target",
           at_level=True, printed=True),
+    Score("interval_score", "interval score", "lower",
+          "width of that interval, and 2/(1 - level) times the distance of a missed target from it",
+          interval_score_each, at_level=True),
     Score("crps", "CRPS", "lower", "distance from the whole predictive distribution to the target",
           tile=True, compared=True),
     Score("pinball", "pinball loss", "lower", "mean loss of the predicted quantiles", pinball_each),

@@ -21,6 +21,7 @@ from doxa.likelihoods import (
     Counts,
     Gaussian,
     HeteroscedasticGaussian,
+    LaplaceNoise,
     NegativeBinomial,
     Poisson,
     StudentT,
@@ -69,11 +70,11 @@ __version__ = "0.1.0"
 __all__ = [
     "Bernoulli", "Categorical", "Checkpoint", "Compute", "Counts", "Draws", "Engine", "FanInNormal",
     "FlowPrior", "GPPrior", "Gaussian", "HeteroscedasticGaussian", "Hierarchical", "HierarchicalGP",
-    "ImplicitPrior", "LaplacePrior", "Method", "MixturePosterior", "Model", "NegativeBinomial",
-    "Normal", "Poisson", "Posterior", "Predictive", "Runs", "ScaleMixture", "StudentT",
-    "StudentTPrior", "Sweep", "Training", "decide", "diagnose", "errors", "evaluate", "evidence",
-    "fit", "functional_prior", "get_method", "load", "methods", "nets", "prior_scales", "sample",
-    "selection", "transforms", "tune",
+    "ImplicitPrior", "LaplaceNoise", "LaplacePrior", "Method", "MixturePosterior", "Model",
+    "NegativeBinomial", "Normal", "Poisson", "Posterior", "Predictive", "Runs", "ScaleMixture",
+    "StudentT", "StudentTPrior", "Sweep", "Training", "decide", "diagnose", "errors", "evaluate",
+    "evidence", "fit", "functional_prior", "get_method", "load", "methods", "nets", "prior_scales",
+    "sample", "selection", "transforms", "tune",
 ]  # fmt: skip
 __all__ += [row.class_name for row in ROWS]  # the methods themselves
 

@@ -79,7 +79,7 @@ def test_none_written_out_fits_every_row() -> None:
     data, net = curve(), doxa.nets.mlp(2, 1, (8,))
     own = doxa.fit(net, data, "map", steps=20, progress=False)
     full = doxa.fit(net, data, "map", steps=20, validation=None, progress=False)
-    # 200 rows are few: cross-fitted, so that each was held out once, and then fitted by the last fit
+    # 200 rows are few: cross-fitted, so that each was held out once; then fitted by the last fit
     assert own.diagnostics["rows"] == 200 and own.diagnostics["held_out"]["rows"] == 200
     assert full.diagnostics["rows"] == 200 and "held_out" not in full.diagnostics
     assert full.validation is None and own.validation is not None

@@ -25,6 +25,7 @@ from doxa.evaluate.scores import (
     rmse,
     width,
 )
+from doxa.evaluate.streaming import metrics
 from doxa.likelihoods import Gaussian, Poisson, StudentT
 from doxa.predictive import Predictive
 
@@ -102,6 +103,20 @@ def test_coverage_of_the_right_model() -> None:
     y = p.sample(1, seed=1)[0]
     for level in (0.5, 0.9):
         assert abs(coverage(p, y, level) - level) < 4 * np.sqrt(level * (1 - level) / 20_000)
+
+
+def test_the_interval_score_is_two_pinball_losses() -> None:
+    """a/2 times the score at level 1 − a is the pinball loss at a/2 plus that at 1 − a/2
+    (Gneiting and Raftery, 2007, section 6.2). scikit-learn has the same from the quantiles."""
+    p, y = mixture()
+    for level in (0.5, 0.95):
+        a = 1.0 - level
+        losses = [
+            mean_pinball_loss(y.flatten(), p.quantile(q).flatten(), alpha=q)
+            for q in (a / 2, 1 - a / 2)
+        ]
+        assert interval_score(p, y, level) == pytest.approx(2 / a * sum(losses), rel=1e-9)
+        assert metrics(p, y, level=level)["interval_score"] == interval_score(p, y, level)
 
 
 @pytest.mark.slow

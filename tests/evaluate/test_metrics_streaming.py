@@ -71,13 +71,13 @@ def case(name: str, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Any, Te
     return f, likelihood, y
 
 
-def declared(p: Predictive, y: Any) -> dict[str, float]:
+def declared(p: Predictive, y: Any, level: float = 0.95) -> dict[str, float]:
     """The scores of the table that are means, one by one."""
     kind, found = "classes" if p.classifies else "numbers", {}
     for row in table.SCORES:
         if row.each is not None and row.of == kind:
             with suppress(Unavailable):
-                found[row.name] = float(row.each(p, y).mean())
+                found[row.name] = float(row.values(p, y, level).mean())
     return found
 
 
@@ -101,13 +101,34 @@ def test_scores_of_the_table_are_whole_in_batches(score: table.Score) -> None:
     """The mean of `each` over all rows is the score, also where rows come in batches."""
     f, likelihood, y = case("images" if score.of == "numbers" else "categorical")
     p = Predictive(f, likelihood)
-    if score.at_level:  # of conformal sets
+    if score.at_level and p.classifies:  # of conformal sets
         sets = p.probs > 0.2
         p = p.of_form(ConformalSet(p.form, 0.9, lambda: sets))
-    assert score.each is not None
-    each = score.each(p, y)
+    each = score.values(p, y, 0.8)
     assert len(each) == N and each.dtype == torch.float64
-    assert metrics(p, y)[score.name] == pytest.approx(float(each.mean()), rel=1e-12)
+    assert metrics(p, y, level=0.8)[score.name] == pytest.approx(float(each.mean()), rel=1e-12)
+    stream = Streaming(level=0.8)
+    for rows in torch.arange(N).split(12) if score.of == "numbers" else ():
+        stream.update(Predictive(f[:, rows], likelihood), y[rows])
+        assert stream.result()[score.name] == pytest.approx(
+            float(each[: int(rows[-1]) + 1].mean()), rel=1e-12
+        )
+
+
+def test_a_score_of_an_interval_is_given_the_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its value belongs to the level in its label, like coverage."""
+
+    def inside(p: Predictive, y: Any, level: float) -> Tensor:
+        low, high = p.interval(level)
+        return ((low <= y) & (y <= high)).double()
+
+    row = table.Score("inside", "inside", "near", "as coverage", inside, at_level=True)
+    monkeypatch.setattr(table, "SCORES", (*table.SCORES, row))
+    f, likelihood, y = case("gaussian")
+    p = Predictive(f, likelihood)
+    at = {level: metrics(p, y, level=level) for level in (0.5, 0.95)}
+    assert all(found["inside"] == found["coverage"] for found in at.values())
+    assert at[0.5]["inside"] < at[0.95]["inside"]
 
 
 def test_conformal_sets_are_scored() -> None:
@@ -145,7 +166,7 @@ def test_metrics_are_the_single_functions(name: str, dtype: torch.dtype) -> None
             "width": width(p, 0.8),
         }
     assert list(expected) == (CLASSES if likelihood.classifies else NUMBERS)
-    expected |= ranked(p, y) | declared(p, y)
+    expected |= ranked(p, y) | declared(p, y, 0.8)
     assert list(found) == list(expected)
     assert found == pytest.approx(expected, rel=1e-12)
     assert all(type(value) is float for value in found.values())

@@ -125,9 +125,14 @@ def width(p: Predictive, level: float = 0.95) -> float:
 
 def interval_score(p: Predictive, y: Any, level: float = 0.95) -> float:
     """The mean interval (Winkler) score of the central interval; lower is better."""
+    return float(interval_score_each(p, y, level).mean())
+
+
+def interval_score_each(p: Predictive, y: Any, level: float = 0.95) -> Tensor:
+    """[N, *event]: the interval score of each element."""
     low, high, target = interval_and_target(p, y, level)
     miss = (low - target).clamp_min(0.0) + (target - high).clamp_min(0.0)
-    return float((high - low + 2.0 / (1.0 - level) * miss).mean())
+    return high - low + 2.0 / (1.0 - level) * miss
 
 
 @dataclass(frozen=True)

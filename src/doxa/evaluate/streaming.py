@@ -149,14 +149,14 @@ class _Sums:
         return found
 
 
-def means_of(kind: str, p: Predictive, y: Any) -> dict[str, Tensor]:
+def means_of(kind: str, p: Predictive, y: Any, level: float) -> dict[str, Tensor]:
     """The sums and counts of the scores that the table declares for a kind of targets."""
     totals = {}
     for row in table.SCORES:
         if row.each is None or row.of != kind:
             continue
         with suppress(Unavailable):
-            values = row.each(p, y)
+            values = row.values(p, y, level)
             totals[row.name] = values.double().sum()
             totals[f"{row.name}.count"] = torch.tensor(values.numel())
     return totals
@@ -185,7 +185,7 @@ class _Numbers(_Sums):
         ):
             with suppress(Unavailable):
                 totals |= part()
-        totals |= means_of("numbers", p, y)
+        totals |= means_of("numbers", p, y, self.settings.level)
         kept = {}
         if self.settings.ranks:
             kept = {"loss": error.square(), "uncertainty": p.variance.double()}
@@ -222,7 +222,7 @@ class _Classes(_Sums):
         }
         with suppress(Unavailable):
             totals["log_likelihood"] = log_likelihood_each(p, y).sum()
-        totals |= means_of("classes", p, y)
+        totals |= means_of("classes", p, y, self.settings.level)
         kept = {"ranked": ranked, "gap": hit - confidence, "loss": 1.0 - hit}
         first = self.batches == 0
         self.add(totals, kept if self.settings.ranks else {})

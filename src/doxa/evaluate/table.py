@@ -4,7 +4,7 @@
 from `SCORES`. A new score is a function of a predictive and the targets in `evaluate/scores.py`,
 and one row here that names it in `each`:
 
-    score = mean of each(p, y)
+    score = mean of each(p, y), or of each(p, y, level) for an interval at a level
 
 Other scores are computed from sums in `evaluate/streaming.py` (RMSE, ECE, coverage), or by
 `compute` from what a report has read of the predictions.
@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 from torch import Tensor
 
-from doxa.evaluate.scores import pinball_each, set_coverage_each, set_size_each
+from doxa.evaluate.scores import interval_score_each, pinball_each, set_coverage_each, set_size_each
 from doxa.predictive import Predictive
 
 LEVEL = 0.95  # of intervals, unless a posterior has its own
@@ -40,13 +40,14 @@ class Score:
     each : callable or None
         A function of (p, y) that returns the values whose mean is the score: one for each row,
         element of y, or label that counts. It raises `Unavailable` for predictives that do not
-        have it.
+        have it. A score of numbers with `at_level` takes the level, too: (p, y, level).
     of : str
         The targets that `each` is for: "numbers" (counts among them) or "classes".
     share : bool
         It lies between 0 and 1 and is shown in percent.
     at_level : bool
-        It is of an interval or set, whose level belongs to its label.
+        It is of an interval or set, whose level belongs to its label. A conformal set has its
+        own level.
     right : float or None
         What a calibrated method has; the comparison draws such scores beside it.
     compute : callable or None
@@ -64,7 +65,7 @@ class Score:
     label: str
     better: str
     explanation: str
-    each: Callable[[Predictive, Any], Tensor] | None = None
+    each: Callable[..., Tensor] | None = None
     of: Literal["numbers", "classes"] = "numbers"
     share: bool = False
     at_level: bool = False
@@ -73,6 +74,12 @@ class Score:
     tile: bool = False
     compared: bool = False
     printed: bool = False
+
+    def values(self, p: Predictive, y: Any, level: float = LEVEL) -> Tensor:
+        """What `each` gives, for intervals at this level."""
+        assert self.each is not None
+        at = (level,) if self.at_level and self.of == "numbers" else ()
+        return self.each(p, y, *at)
 
 
 def _balanced_accuracy(found: Any) -> float | None:
@@ -97,6 +104,9 @@ SCORES = (
           at_level=True, right=LEVEL, tile=True, compared=True, printed=True),
     Score("width", "width", "lower", "mean width of that interval, in units of the target",
           at_level=True, printed=True),
+    Score("interval_score", "interval score", "lower",
+          "width of that interval, and 2/(1 - level) times the distance of a missed target from it",
+          interval_score_each, at_level=True),
     Score("crps", "CRPS", "lower", "distance from the whole predictive distribution to the target",
           tile=True, compared=True),
     Score("pinball", "pinball loss", "lower", "mean loss of the predicted quantiles", pinball_each),

@@ -6,6 +6,7 @@ from doxa.likelihoods.base import Likelihood, Theta
 from doxa.likelihoods.classes import Bernoulli, Categorical
 from doxa.likelihoods.compose import Affine, Heads, NoiseScale, ScaledNoise
 from doxa.likelihoods.gaussian import Gaussian, HeteroscedasticGaussian, StudentT
+from doxa.likelihoods.laplace_noise import LaplaceNoise
 from doxa.likelihoods.negative_binomial import Counts, NegativeBinomial
 from doxa.likelihoods.poisson import Poisson
 from doxa.likelihoods.table import LIKELIHOODS, Inferred, assumed, infer, likelihood
@@ -20,6 +21,7 @@ __all__ = [
     "Heads",
     "HeteroscedasticGaussian",
     "Inferred",
+    "LaplaceNoise",
     "Likelihood",
     "NegativeBinomial",
     "NoiseScale",

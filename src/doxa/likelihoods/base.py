@@ -414,11 +414,12 @@ class Likelihood(ABC):
 
     @abstractmethod
     def curvature(self, f: Tensor, theta: Theta, lead: int = 0, y: Tensor | None = None) -> Tensor:
-        """The Fisher information E_y[-d2 log p(y | f) / df df]: [*lead, N, O, O].
+        """The Fisher information E_y[s s^T] of s = d log p(y | f) / df: [*lead, N, O, O].
 
-        The outputs are flattened to O. The matrix is that of generalised Gauss-Newton, positive
-        semi-definite. For Gaussian, Bernoulli, categorical and Poisson it is the exact negative
-        Hessian. `y` is used only where targets have weights or are ignored.
+        The outputs are flattened to O. It is E_y[-d2 log p(y | f) / df df] where log p is smooth in
+        f: the matrix of generalised Gauss-Newton, positive semi-definite. For Gaussian, Bernoulli,
+        categorical and Poisson it is the exact negative Hessian. `y` is used only where targets
+        have weights or are ignored.
         """
 
     def entropy_of(self, probs: Tensor, lead: int = 0) -> Tensor:

@@ -31,6 +31,7 @@ from doxa.likelihoods.base import Likelihood
 from doxa.likelihoods.classes import Bernoulli, Categorical
 from doxa.likelihoods.compose import Heads
 from doxa.likelihoods.gaussian import Gaussian, HeteroscedasticGaussian, StudentT
+from doxa.likelihoods.laplace_noise import LaplaceNoise
 from doxa.likelihoods.negative_binomial import Counts, NegativeBinomial
 from doxa.likelihoods.poisson import Poisson
 
@@ -40,6 +41,7 @@ LIKELIHOODS: dict[str, type[Likelihood]] = {
         Gaussian,
         HeteroscedasticGaussian,
         StudentT,
+        LaplaceNoise,
         Poisson,
         NegativeBinomial,
         Counts,

@@ -121,8 +121,8 @@ def claim_checkpoint(
 
 
 def reached(checkpoint: Path) -> int:
-    """The step of the newest checkpoint; 0 where there is none. Parts of the rows and other settings
-    have folders of their own in this one."""
+    """The step of the newest checkpoint; 0 where there is none. Parts of the rows and other
+    settings have folders of their own in this one."""
     found = [path for path in checkpoint.rglob("*-step-*") if _STEP.fullmatch(path.name)]
     newest = max(found, key=lambda path: (path.stat().st_mtime_ns, path.name), default=None)
     return 0 if newest is None else int(newest.name.rpartition("-")[2])

@@ -271,6 +271,15 @@ class Likelihood(ABC):
         deprecated("Likelihood.left_out", "calibrate_held_out")
         return self.calibrate_held_out(*rows, **options)
 
+    def arrange(self, f: Any) -> Any:
+        """The outputs of a network [N, ...] in the layout [N, *output] of this likelihood."""
+        return f
+
+    def for_targets(self, y: Any, output: Any) -> Likelihood:
+        """The likelihood with the settings that follow from the shape of y, where they were not
+        given; `output` is the shape of the network's output for one row, as it is arranged now."""
+        return self
+
     @abstractmethod
     def event(self, output: Shape) -> Shape:
         """Shape of one target, for one network output of shape `output`."""

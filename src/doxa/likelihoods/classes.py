@@ -24,6 +24,7 @@ that T > 1 needs half a standard error of log T, and T < 1 needs two.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -52,6 +53,10 @@ from doxa.likelihoods.base import (
     uniform,
 )
 
+log = logging.getLogger("doxa")
+
+_IGNORED = -100  # the label of what is ignored in torch and transformers
+_TO_IGNORE = "; pass likelihood=Categorical(ignore_index=-100) to ignore such targets"
 _MOST = math.log(5.0)  # largest |log T|
 _SPREAD = 0.35  # prior standard deviation of log T
 _SLOPE = 1.0  # correction for each member whose training these rows have stopped
@@ -206,11 +211,16 @@ class Categorical(Classes):
     Parameters
     ----------
     ignore_index
-        Targets with this value are ignored (unlabelled pixels).
+        Targets with this value are ignored (unlabelled pixels, padded tokens).
     class_weight
         One positive weight for each class, multiplying log p(y | f) where y is that class. The
         likelihood is then tempered: it is not a density, and predictions are scored without
         weights.
+    classes_last
+        True: the network returns logits [N, *site, C], as language models do. They are arranged to
+        [N, C, *site] as they leave the network: probabilities, samples and the f of a `Predictive`
+        have the classes first in any case. None: `fit` finds the axis by the shape of y, and takes
+        the first if both fit.
     """
 
     name: ClassVar[str] = "categorical"
@@ -219,9 +229,12 @@ class Categorical(Classes):
 
     ignore_index: int | None = None
     class_weight: Sequence[float] | None = None
+    classes_last: bool | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.classes_last not in (None, True, False):
+            raise ModelError(f"classes_last is True, False or None, got {self.classes_last!r}")
         weight = positive("class_weight", self.class_weight)
         if isinstance(weight, float):
             raise ModelError("class_weight must be one weight for each class")
@@ -233,6 +246,25 @@ class Categorical(Classes):
 
     def untempered(self) -> Likelihood:
         return replace(self, class_weight=None) if self.tempered else self
+
+    def arrange(self, f: Tensor) -> Tensor:
+        moved = self.classes_last and isinstance(f, Tensor) and f.ndim > 2
+        return f.movedim(-1, 1) if moved else f
+
+    def for_targets(self, y: Any, output: Any) -> Likelihood:
+        if self.classes_last is not None or len(output) < 2 or not isinstance(y, Tensor):
+            return self
+        event = tuple(y.shape[1:])
+        if event == output[1:]:
+            if event == output[:-1]:
+                log.warning(
+                    "likelihood: outputs of shape %s may have their classes on the first or on the "
+                    "last axis; the first is taken: pass Categorical(classes_last=True) for logits "
+                    "[N, *site, C], as those of language models, or False to avoid this message",
+                    [*output],
+                )
+            return self
+        return replace(self, classes_last=True) if event == output[:-1] else self
 
     def event(self, output: Shape) -> Shape:
         if not output or output[0] < 2:
@@ -261,7 +293,8 @@ class Categorical(Classes):
         known = (y >= 0) & (y < output[0])
         if self.ignore_index is not None:
             known = known | (y == self.ignore_index)
-        require(y, known, f"is not a class of the network's {output[0]} outputs")
+        ignored = "" if bool((known | (y != _IGNORED)).all()) else _TO_IGNORE
+        require(y, known, f"is not a class of the network's {output[0]} outputs{ignored}")
         return y
 
     def constants(self, output: Shape, scale: Tensor | None = None) -> dict[str, Tensor]:

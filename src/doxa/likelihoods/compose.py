@@ -584,6 +584,17 @@ class Heads(Likelihood):
     def untempered(self) -> Likelihood:
         return Heads(tuple(head.untempered() for head in self.likelihoods))
 
+    def arrange(self, f: Any) -> Any:
+        same = isinstance(f, tuple | list) and len(f) == len(self.likelihoods)
+        return tuple(head.arrange(part) for head, part in self._zip(f)) if same else f
+
+    def for_targets(self, y: Any, output: Any) -> Likelihood:
+        if not isinstance(y, tuple | list) or len(y) != len(self.likelihoods):
+            return self
+        each = zip(self.likelihoods, y, output, strict=True)
+        found = tuple(head.for_targets(target, shape) for head, target, shape in each)
+        return self if found == self.likelihoods else Heads(found)
+
     def event(self, output: Any) -> Any:
         return tuple(head.event(shape) for head, shape in self._zip(output))
 

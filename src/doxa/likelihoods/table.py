@@ -8,6 +8,7 @@ Where no likelihood is given, `infer` chooses one by the type and values of y an
 
     y                                 outputs       likelihood
     integers [N, *site]               [N, K, *site] categorical
+    integers [N, *site]               [N, *site, K] categorical, with the classes last
     integers 0 and 1, truth values    as y          bernoulli
     whole floats 0 … K−1, [N, *site]  [N, K, *site] an error: numbers or classes?
     floats 0.0 and 1.0, one-hot rows  as y          gaussian, with a warning
@@ -20,6 +21,7 @@ user gives is never checked against these rules.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -115,6 +117,12 @@ def infer(y: Any, output: Any, complete: bool = True) -> Inferred:
     several = bool(output) and output[0] >= 2
     if several and whole and event in (output[1:], (*output[1:], 1)):
         reason = f"y holds whole numbers and the network has {output[0]} outputs"
+        return Inferred("categorical", reason, _to_silence("categorical"))
+    if whole and len(output) > 1 and output[-1] >= 2 and event == output[:-1]:
+        reason = (
+            f"y holds whole numbers and the network has {output[-1]} outputs at each of "
+            f"{math.prod(event)} positions"
+        )
         return Inferred("categorical", reason, _to_silence("categorical"))
     if several and event == output[1:] and complete and _are_classes(y, output[0]):
         raise ShapeError(

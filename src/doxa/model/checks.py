@@ -42,13 +42,25 @@ log = logging.getLogger("doxa")
 def infer_likelihood(
     model: Model, x: Inputs, y: Any, complete: bool
 ) -> tuple[Model, Inferred | None]:
-    """The model with the likelihood inferred from y, if none was given. `complete`: y contains all
-    rows."""
+    """The model with the likelihood inferred from y, if none was given, and with the settings that
+    follow from the shape of y. `complete`: y contains all rows."""
     if not model.assumed:
-        return model, None
+        several = any(getattr(leaf, "ndim", 1) > 1 for leaf in tree_flatten(y)[0])
+        known = not several or not model.likelihood.classifies and len(model.likelihood.heads) == 1
+        return (model if known else _for_targets(looked_at(model, x), x, y)), None
     seen = looked_at(model, x)
     inferred = _logged(infer(y, seen.output, complete))
-    return seen.with_likelihood(assumed(inferred.name)), inferred
+    return _for_targets(seen.with_likelihood(assumed(inferred.name)), x, y), inferred
+
+
+def _for_targets(seen: Model, x: Inputs, y: Any) -> Model:
+    """A built model whose likelihood has the settings that follow from the shape of y."""
+    found = seen.likelihood.for_targets(y, seen.output)
+    if found == seen.likelihood:
+        return seen
+    changed = seen.with_likelihood(found)
+    changed.output, changed.assumed = None, seen.assumed  # the outputs are arranged differently
+    return looked_at(changed, x)
 
 
 def infer_from_targets(y: Any, complete: bool) -> Inferred:

@@ -231,12 +231,47 @@ def unfuse_attention(net: nn.Module) -> None:
     Outside training, torch runs encoder layers as one fused kernel, on nested tensors if there is
     padding. The kernel has no derivative and no batching rule. Torch uses it if no weight requires
     a gradient, and weights under `functional_call` need not require one.
+
+    Models of transformers leave out the attention mask where no token is padding. That is a
+    decision by the values of a tensor, which vmap cannot take, so here the mask is always made.
     """
     for module in net.modules():
+        if _leaves_out_masks(module) and _register_masked_attention():
+            module.set_attn_implementation(_MASKED)  # type: ignore[operator]
         if isinstance(module, nn.TransformerEncoder):
             module.enable_nested_tensor = module.use_nested_tensor = False
         elif isinstance(module, nn.MultiheadAttention):
             module.register_forward_pre_hook(_apart, with_kwargs=True)
+
+
+_MASKED = "doxa-sdpa"  # the name of attention that always has a mask, in transformers' registry
+
+
+def _leaves_out_masks(module: nn.Module) -> bool:
+    """Whether a layer is a model of transformers with torch's fused attention, the default."""
+    config = getattr(module, "config", None)
+    chosen = getattr(config, "_attn_implementation", None)
+    return chosen == "sdpa" and callable(getattr(module, "set_attn_implementation", None))
+
+
+def _register_masked_attention() -> bool:
+    """Add that attention to transformers' registry, under a name that only doxa uses. False where
+    the version of transformers has no registry: such networks run one member at a time."""
+    try:
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+        from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+        from transformers.modeling_utils import AttentionInterface
+    except ImportError:
+        return False
+
+    def mask(*args: Any, **options: Any) -> Tensor | None:
+        always = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+        found: Tensor | None = sdpa_mask(*args, **{**options, **always})
+        return found
+
+    AttentionInterface.register(_MASKED, sdpa_attention_forward)
+    AttentionMaskInterface.register(_MASKED, mask)
+    return True
 
 
 def _apart(

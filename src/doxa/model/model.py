@@ -529,6 +529,7 @@ class Model:
                 self.net.train(training)
             f = functional_call(self.net, tensors, args, x if isinstance(x, dict) else {})
         f = pick(f, self.named, isinstance(self.likelihood, Heads))
+        f = self.likelihood.arrange(f)
         given = {name: tensors[name] for name in self.terms if tensors[name] is not None}
         return Applied(f, given, {name: tensors[name] for name in learned})
 

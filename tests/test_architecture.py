@@ -27,7 +27,7 @@ LAYERS = [
     ["engine"],
     ["method", "posterior"],
     ["driver", "ensemble", "exact", "laplace", "mcmc", "neural", "vi"],
-    ["density", "diagnose", "evaluate", "fit", "function"],
+    ["density", "diagnose", "evaluate", "fit", "function", "text"],
     ["decide", "selection"],
     ["app", "sklearn"],
 ]

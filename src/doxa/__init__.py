@@ -43,7 +43,7 @@ from doxa.priors.functions import GPPrior, HierarchicalGP, ImplicitPrior
 from doxa.registry import ROWS, get_method, methods
 
 if TYPE_CHECKING:  # what type checkers know in full; a method that is not here is Any to them
-    from doxa import decide, diagnose, evaluate, selection
+    from doxa import decide, diagnose, evaluate, selection, text
     from doxa import sklearn as sklearn
     from doxa.ensemble.deep import DeepEnsemble as DeepEnsemble
     from doxa.ensemble.map import MAP as MAP
@@ -74,7 +74,7 @@ __all__ = [
     "NegativeBinomial", "Normal", "Poisson", "Posterior", "Predictive", "Runs", "ScaleMixture",
     "StudentT", "StudentTPrior", "Sweep", "Training", "decide", "diagnose", "errors", "evaluate",
     "evidence", "fit", "functional_prior", "get_method", "load", "methods", "nets", "prior_scales",
-    "sample", "selection", "transforms", "tune",
+    "sample", "selection", "text", "transforms", "tune",
 ]  # fmt: skip
 __all__ += [row.class_name for row in ROWS]  # the methods themselves
 
@@ -85,7 +85,7 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("doxa.function.functional_prior").functional_prior
     if name in ("evidence", "tune"):
         return getattr(importlib.import_module("doxa.selection"), name)
-    if name in ("decide", "diagnose", "evaluate", "selection", "sklearn"):
+    if name in ("decide", "diagnose", "evaluate", "selection", "sklearn", "text"):
         return importlib.import_module(f"doxa.{name}")
     for row in methods():
         if row.class_name == name:

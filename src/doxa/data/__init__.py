@@ -29,6 +29,7 @@ from doxa.data.rows import (
 )
 from doxa.data.scaling import Standardisation, standardise, warn_far, warn_unscaled
 from doxa.data.tasks import Tasks, TaskSampler, condition_on_half
+from doxa.data.tokens import IGNORED, next_token, pad, without_labels
 
 __all__ = [
     "Batch",
@@ -37,6 +38,7 @@ __all__ = [
     "Data",
     "Feed",
     "FittedRows",
+    "IGNORED",
     "Names",
     "NoData",
     "NoRows",
@@ -54,6 +56,8 @@ __all__ = [
     "condition_on_half",
     "free_memory",
     "join_batches",
+    "next_token",
+    "pad",
     "parse",
     "reorder_columns",
     "rows_of",
@@ -61,6 +65,7 @@ __all__ = [
     "standardise",
     "warn_far",
     "warn_unscaled",
+    "without_labels",
 ]
 
 

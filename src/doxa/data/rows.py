@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -41,6 +41,7 @@ from torch.utils.data import (
 )
 
 from doxa.data.dependence import clustered_error, effective_groups
+from doxa.data.tokens import is_columns, joined, labels_of, pad, split_labels, without_labels
 from doxa.errors import DataError, MemoryBudgetError, ShapeError
 
 
@@ -327,9 +328,12 @@ class Rows(Dataset[Any]):
             rows = self.collate(items)
         except (RuntimeError, TypeError, ValueError) as error:
             raise DataError(f"the dataset's rows cannot be put into one batch: {error}") from error
+        if isinstance(rows, Mapping):
+            rows = split_labels(as_tensors(rows, "the batch"))
         if not isinstance(rows, tuple | list) or len(rows) != 2:
             raise DataError(
-                "a dataset must return pairs (x, y); put several inputs into a dict or tuple"
+                "a dataset must return pairs (x, y), or dicts with labels; put several inputs into "
+                "a dict or tuple"
             )
         x, y = as_tensors(rows[0], "x"), as_tensors(rows[1], "y")
         check_finite(x, "x", numbers)
@@ -392,7 +396,7 @@ class _Readable:
 
 def as_tensors(value: Any, what: str) -> Any:
     """`as_tensor` of every array of a dict or tuple (a list of arrays becomes a tuple)."""
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):  # a dict, or a batch of a tokeniser
         return {key: as_tensors(part, what) for key, part in value.items()}
     if isinstance(value, tuple | list) and _is_pack(value):
         return tuple(as_tensors(part, what) for part in value)
@@ -450,12 +454,15 @@ def read(data: Any, sample_weight: Any = None) -> Read:
         raise DataError("an IterableDataset has no rows to pick: pass a map-style Dataset")
     elif isinstance(data, Dataset):
         source = Rows(data, default_collate)
+    elif is_columns(data):
+        source = Rows(data, pad)
     elif isinstance(data, Tasks):
         weight, kept = weighed(len(data))
         x, y = (data if kept is None else data.some(kept)).padded()
         return Read(x, y, None, weight, kept)
-    elif isinstance(data, tuple | list) and len(data) == 2:
-        x, y = as_tensors(data[0], "x"), as_tensors(data[1], "y")
+    elif (isinstance(data, tuple | list) and len(data) == 2) or _has_labels(data):
+        pair = split_labels(as_tensors(data, "the batch")) if isinstance(data, Mapping) else data
+        x, y = as_tensors(pair[0], "x"), as_tensors(pair[1], "y")
         weight, kept = None, None
         if sample_weight is not None:
             check_lengths(x, y)
@@ -469,7 +476,7 @@ def read(data: Any, sample_weight: Any = None) -> Read:
         file = isinstance(data, str | os.PathLike)
         advice = "; for files of tables, use the command line: doxa fit FILE --target y"
         raise DataError(
-            "data must be a pair (x, y), a Dataset, a DataLoader or Tasks, not "
+            "data must be a pair (x, y), a dict with labels, a Dataset, a DataLoader or Tasks, not "
             f"{type(data).__name__}{advice if file else ''}"
         )
     if len(source) == 0:
@@ -483,6 +490,10 @@ def read(data: Any, sample_weight: Any = None) -> Read:
         x, y = source.take(torch.arange(n))
         return Read(x, y, None, weight, kept)
     return Read(one[0], one[1], source, weight, kept)
+
+
+def _has_labels(data: Any) -> bool:
+    return isinstance(data, Mapping) and labels_of(data) is not None
 
 
 def _check_room(tree: Any, share: float) -> None:
@@ -561,7 +572,7 @@ def join_batches(x: Any) -> Any:
     The first entry of a pair is x. It is an error if batches would change the order of the rows,
     drop rows, or never end.
     """
-    if not isinstance(x, DataLoader | Dataset):
+    if not isinstance(x, DataLoader | Dataset) and not is_columns(x):
         return x
     length = _length(x.dataset if isinstance(x, DataLoader) else x)
     parts: list[Any] = []
@@ -581,7 +592,8 @@ def join_batches(x: Any) -> Any:
         parts.append(part)
     if not parts:
         raise DataError("the dataset is empty (N = 0)")
-    return tree_map(lambda *each: torch.cat(each), *parts)
+    padded = joined(parts)
+    return tree_map(lambda *each: torch.cat(each), *parts) if padded is None else padded
 
 
 def blocks(x: Any, rows: int) -> Iterator[Any]:
@@ -592,6 +604,9 @@ def blocks(x: Any, rows: int) -> Iterator[Any]:
         yield from map(_inputs, _read(iter(x)))
     elif isinstance(x, Dataset):
         yield from map(_inputs, _read(iter(DataLoader(x, batch_size=rows))))
+    elif is_columns(x):
+        loader = DataLoader(x, batch_size=rows, collate_fn=pad)
+        yield from map(_inputs, _read(iter(loader)))
     else:
         whole = x if is_frame(x) else as_tensors(x, "x")
         for start in range(0, rows_of(whole, "x"), rows):
@@ -642,7 +657,7 @@ def _inputs(batch: Any) -> Any:
                 "or tuple"
             )
         batch = batch[0]
-    return as_tensors(batch, "x")
+    return as_tensors(without_labels(batch), "x")
 
 
 def shuffled(

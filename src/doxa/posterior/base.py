@@ -32,6 +32,7 @@ from doxa.data import (
     reorder_columns,
     rows_of,
     warn_far,
+    without_labels,
 )
 from doxa.engine.engine import default_modes
 from doxa.errors import DataError, MethodError, ShapeError, StoreError, Unavailable, deprecated
@@ -552,7 +553,7 @@ class Posterior(describe.Described, ABC):
 
     def read(self, x: Any) -> Any:
         """x as in `ordered`, as tensors."""
-        return as_tensors(self.ordered(x), "x")
+        return as_tensors(without_labels(self.ordered(x), self.inputs), "x")
 
     def check_inputs(self, x: Any) -> Any:
         """x as checked tensors in fitted units."""
@@ -581,7 +582,9 @@ class Posterior(describe.Described, ABC):
             )
         given = [shape[1:] for shape in whole]
         same_axes = [len(s) for s in given] == [len(s) for s in fitted]
-        if given != fitted and (all(len(s) <= 1 for s in fitted) or not same_axes):
+        tokens = isinstance(x, dict) and not any(t.is_floating_point() for t in leaves(x))
+        table = all(len(s) <= 1 for s in fitted) and not tokens  # sequences have any length
+        if given != fitted and (table or not same_axes):
             raise ShapeError(f"x has rows of shape {given}, but the fit had {fitted}")
 
     def sampling(self, n: int | None, seed: int | None, keep: str) -> int:

@@ -243,7 +243,7 @@ class _Prompts:
         lengths = mask.sum(1)
         if bool((lengths == 0).any()):
             raise ShapeError(f"the prompt of row {int(lengths.argmin())} has no token")
-        order = (~mask).long().argsort(1, stable=True)  # tokens first, in their order
+        order = (~mask).long().argsort(dim=1, stable=True)  # tokens first, in their order
         kept = torch.arange(old.shape[1], device=old.device) < lengths.unsqueeze(1)
         ids = old.new_full((len(old), old.shape[1] + steps), pad_token)
         ids[:, : old.shape[1]] = torch.where(kept, old.gather(1, order), pad_token)

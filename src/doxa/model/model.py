@@ -411,7 +411,22 @@ class Model:
     def subset_names(self) -> tuple[str, ...]:
         """Names of the network's parameters that are uncertain, in layout order."""
         names = [name for name in self.layout.names if not name.startswith("likelihood.")]
+        if self.subset == "last_layer" and self.head is not None:
+            self._check_head(names)
         return chosen(self.subset, names, self.head)
+
+    def _check_head(self, names: Sequence[str]) -> None:
+        """Raise an error if all weights of the last layer are those of other layers, too."""
+        assert self.head is not None
+        own = {id(p) for p in self.net.get_submodule(self.head).parameters(recurse=False)}
+        prefix = f"{self.head}." if self.head else ""
+        tied = [name for name, p in self.net.named_parameters() if id(p) in own and name in names]
+        if tied and not any(name.startswith(prefix) for name in tied):
+            raise ModelError(
+                f"the last layer, {self.head!r}, shares its weights with another layer (tied "
+                f"embeddings), so that they are not the last ones: pass subset={tied[0]!r} for "
+                "these weights in both places, or another subset"
+            )
 
     def width(self, layers: Collection[str] | None = None) -> int:
         """The size of the largest activation for one row, from the first of `layers` on."""

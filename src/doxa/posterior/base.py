@@ -655,11 +655,23 @@ class Posterior(describe.Described, ABC):
                 if loc.ndim > len(shape) or loc.shape != shape[len(shape) - loc.ndim :]:
                     raise StoreError(f"x of shape {shape} has scales of shape {tuple(loc.shape)}")
 
-    def save(self, path: str | Path) -> None:
-        """Write a directory of safetensors and JSON files, atomically and with checksums."""
-        from doxa.posterior.saving import to_artefact
+    def save(self, path: str | Path, frozen: bool = True) -> None:
+        """Write a directory of safetensors and JSON files, atomically and with checksums.
+
+        Parameters
+        ----------
+        path : str or Path
+            The directory.
+        frozen : bool, default True
+            False: parameters with requires_grad=False are not written, only their checksums. The
+            artefact of adapters then does not contain the network that they adapt, and loading it
+            needs the same network: `doxa.load(path, net=net)`.
+        """
+        from doxa.posterior.saving import to_artefact, without_frozen
 
         tensors, meta = to_artefact(self)
+        if not frozen:
+            tensors, meta = without_frozen(self, tensors, meta)
         store.write_artefact(path, tensors, meta)
 
     def described(self) -> describe.Words:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Collection
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -59,6 +60,56 @@ def to_artefact(posterior: Posterior) -> tuple[dict[str, Tensor], dict[str, Any]
         "certificate": posterior.certificate.to_json(),
     }
     return tensors, meta
+
+
+def without_frozen(
+    posterior: Posterior, tensors: dict[str, Tensor], meta: dict[str, Any]
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """An artefact without the parameters that are not trained; it has their checksums instead."""
+    if meta["model"] is None:
+        raise StoreError(
+            f"frozen=False needs a posterior of one network, and a {posterior.kind} posterior has "
+            "none of its own: save its parts"
+        )
+    sums = _frozen(posterior.model)
+    outside = tuple(f"net.{name}" for name in sums)
+    base = "base."  # a corrected posterior holds its network twice
+    kept = {
+        name: value
+        for name, value in tensors.items()
+        if name[len(base) * (name.startswith(base)) :] not in outside
+    }
+    return kept, {**meta, "model": {**meta["model"], "frozen": sums}}
+
+
+def _frozen(model: Model | None) -> dict[str, str]:
+    """{name: checksum} of the parameters that are not trained."""
+    assert model is not None
+    frozen = {name for name, p in model.net.named_parameters() if not p.requires_grad}
+    return {name: checksum(model.fixed[name]) for name in model.fixed if name in frozen}
+
+
+def checksum(values: Tensor) -> str:
+    """The SHA-256 of a tensor's shape, type and bytes."""
+    digest = hashlib.sha256(repr((tuple(values.shape), str(values.dtype))).encode())
+    flat = values.detach().reshape(-1)
+    for piece in flat.split(1 << 24):
+        digest.update(piece.cpu().contiguous().view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def _check_frozen(model: Model, sums: Any) -> None:
+    """Check that the given network has the parameters that were not saved."""
+    if not isinstance(sums, dict):
+        raise StoreError("the checksums of the frozen parameters are damaged")
+    own = _frozen(model)
+    wrong = sorted(name for name in sums.keys() | own.keys() if sums.get(name) != own.get(name))
+    if wrong:
+        raise ModelError(
+            f"the posterior was saved without its frozen parameters, and those of the network are "
+            f"others ({len(wrong)} of {len(sums)}, such as {wrong[0]!r}): pass the network of the "
+            "fit, doxa.load(path, net=...)"
+        )
 
 
 def from_artefact(tensors: dict[str, Tensor], meta: dict[str, Any], net: nn.Module | None) -> Any:
@@ -517,4 +568,7 @@ def _with_state(model: Model, meta: dict[str, Any], tensors: dict[str, Tensor]) 
     )  # fmt: skip
     model.derive()
     places = {v.device for v in tensors.values()} - {torch.device("cpu")}  # draws may be on disk
-    return model.to(places.pop() if places else "cpu", dtype)
+    placed = model.to(places.pop() if places else "cpu", dtype)
+    if meta.get("frozen") is not None:  # parameters that were not saved
+        _check_frozen(placed, meta["frozen"])
+    return placed

@@ -312,6 +312,8 @@ class Categorical(Classes):
             )
         index, weight = self._index_and_weight(y, f, theta)
         f = self.location(f)
+        if self.classes_last:  # as the network returns it, f is contiguous along this axis
+            f, axis = f.movedim(axis, -1), f.ndim - 1
         chosen = index.expand(sites).unsqueeze(axis)
         if _softmax_is_slow(f, axis):
             each = f.gather(axis, chosen).squeeze(axis) - torch.logsumexp(f, axis)

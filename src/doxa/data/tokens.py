@@ -136,8 +136,8 @@ def next_token(data: Any, ignore_index: int = IGNORED) -> tuple[Any, Tensor]:
 def pad(rows: Sequence[Mapping[str, Any]], token: int = 0, side: str = "right") -> dict[str, Any]:
     """One batch of rows that may have different lengths: a `collate_fn` for a `DataLoader`.
 
-    Entries that are not numbers (text) are left out. If "input_ids" have different lengths and
-    there is no "attention_mask", it is added.
+    Entries that are not numbers (text) are dropped. "attention_mask" is added to "input_ids" where
+    it is missing, so that all batches have the same entries.
 
     Parameters
     ----------
@@ -155,13 +155,12 @@ def pad(rows: Sequence[Mapping[str, Any]], token: int = 0, side: str = "right") 
     """
     if side not in ("right", "left"):
         raise DataError(f"side must be 'right' or 'left', not {side!r}")
-    table = [{name: _numbers(part) for name, part in row.items()} for row in rows]
+    table: list[dict[str, Any]] = [{name: _numbers(part) for name, part in row.items()} for row in rows]
     names = [name for name in table[0] if all(row.get(name) is not None for row in table)]
-    lengths = [row[IDS].shape[0] if IDS in names and row[IDS].ndim else 0 for row in table]
-    if MASK not in names and len(set(lengths)) > 1:
+    if IDS in names and MASK not in names:
         names.append(MASK)
-        for row, length in zip(table, lengths, strict=True):
-            row[MASK] = torch.ones(length, dtype=torch.long)
+        for row in table:
+            row[MASK] = torch.ones_like(row[IDS], dtype=torch.long)
     value = {IDS: token, **dict.fromkeys(LABELS, IGNORED)}
     return {
         name: stacked([row[name] for row in table], name, value.get(name, 0), side)

@@ -232,33 +232,32 @@ def unfuse_attention(net: nn.Module) -> None:
     padding. The kernel has no derivative and no batching rule. Torch uses it if no weight requires
     a gradient, and weights under `functional_call` need not require one.
 
-    Models of transformers leave out the attention mask where no token is padding. That is a
-    decision by the values of a tensor, which vmap cannot take, so here the mask is always made.
+    Models of transformers use torch's fused attention, and leave out the mask where no token is
+    padding, a decision by the values of a tensor. Here they use plain attention with a mask.
     """
     for module in net.modules():
-        if _leaves_out_masks(module) and _register_masked_attention():
-            module.set_attn_implementation(_MASKED)  # type: ignore[operator]
+        if _has_fused_attention(module) and _register_plain_attention():
+            module.set_attn_implementation(_PLAIN)  # type: ignore[operator]
         if isinstance(module, nn.TransformerEncoder):
             module.enable_nested_tensor = module.use_nested_tensor = False
         elif isinstance(module, nn.MultiheadAttention):
             module.register_forward_pre_hook(_apart, with_kwargs=True)
 
 
-_MASKED = "doxa-sdpa"  # the name of attention that always has a mask, in transformers' registry
+_PLAIN = "doxa"  # the name of plain attention in transformers' registry
 
 
-def _leaves_out_masks(module: nn.Module) -> bool:
+def _has_fused_attention(module: nn.Module) -> bool:
     """Whether a layer is a model of transformers with torch's fused attention, the default."""
     config = getattr(module, "config", None)
     chosen = getattr(config, "_attn_implementation", None)
     return chosen == "sdpa" and callable(getattr(module, "set_attn_implementation", None))
 
 
-def _register_masked_attention() -> bool:
-    """Add that attention to transformers' registry, under a name that only doxa uses. False where
+def _register_plain_attention() -> bool:
+    """Add plain attention to transformers' registry, under a name that only doxa uses. False where
     the version of transformers has no registry: such networks run one member at a time."""
     try:
-        from transformers.integrations.sdpa_attention import sdpa_attention_forward
         from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
         from transformers.modeling_utils import AttentionInterface
     except ImportError:
@@ -269,9 +268,39 @@ def _register_masked_attention() -> bool:
         found: Tensor | None = sdpa_mask(*args, **{**options, **always})
         return found
 
-    AttentionInterface.register(_MASKED, sdpa_attention_forward)
-    AttentionMaskInterface.register(_MASKED, mask)
+    AttentionInterface.register(_PLAIN, attention)
+    AttentionMaskInterface.register(_PLAIN, mask)
     return True
+
+
+def attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+    dropout: float = 0.0, scaling: float | None = None, is_causal: bool | None = None,
+    position_bias: Tensor | None = None, **others: Any,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """softmax(Q Kᵀ/√d + mask) V as separate operations, called as transformers calls attention.
+
+    Returns the outputs [N, T, heads, d] and the weights [N, heads, T, T]. The mask is True where
+    a token is seen, or is added to the scores."""
+    groups = getattr(module, "num_key_value_groups", 1)
+    if groups > 1:  # several heads of queries share one of keys
+        key, value = (t.repeat_interleave(groups, dim=-3) for t in (key, value))
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    scores = query @ key.mT * scale  # [N, heads, T, S]
+    if position_bias is not None:
+        scores = scores + position_bias
+    causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
+    least = torch.finfo(scores.dtype).min
+    if attention_mask is None and causal and query.shape[-2] > 1:
+        size = scores.shape[-2:]
+        attention_mask = torch.ones(size, dtype=torch.bool, device=scores.device).tril()
+    if attention_mask is not None and attention_mask.dtype == torch.bool:
+        scores = torch.where(attention_mask, scores, least)
+    elif attention_mask is not None:
+        scores = scores + attention_mask
+    weights = torch.softmax(scores, -1, dtype=torch.promote_types(scores.dtype, torch.float32))
+    weights = nn.functional.dropout(weights.to(query.dtype), dropout, module.training)
+    return (weights @ value).transpose(-3, -2).contiguous(), weights
 
 
 def _apart(

@@ -262,7 +262,9 @@ class _Prompts:
         longest = int(lengths.max())
         if not self.named:
             assert self.whole is not None
-            return torch.nn.functional.pad(ids, (0, max(0, self.whole - ids.shape[1])))[:, : self.whole]
+            return torch.nn.functional.pad(ids, (0, max(0, self.whole - ids.shape[1])))[
+                :, : self.whole
+            ]
         x = {IDS: ids[:, :longest]}
         if self.masked:
             place = torch.arange(longest, device=ids.device)

@@ -1,4 +1,4 @@
-"""Small language models that take and return what those of transformers do, without transformers."""
+"""Small language models with the inputs and outputs of those of transformers."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def test_a_recalibrated_posterior_generates() -> None:
     """Where there are no draws, its table of probabilities is used."""
     from doxa.evaluate import recalibrate
 
-    posterior = recalibrate(fitted(), (X, Y), "temperature")
+    posterior = recalibrate(fitted(), next_token(sentences(seed=5)), "temperature")
     p = posterior.predict({"input_ids": torch.arange(WORDS).unsqueeze(1)}).probs[:, :, 0]
     found = generate(posterior, {"input_ids": torch.tensor([[4], [2]])}, 1, seed=1)
     before, after = found.tokens.unbind(1)

@@ -32,13 +32,13 @@ from doxa.data.tasks import Tasks, TaskSampler, condition_on_half
 from doxa.data.tokens import IGNORED, next_token, pad, without_labels
 
 __all__ = [
+    "IGNORED",
     "Batch",
     "BatchRequest",
     "Batches",
     "Data",
     "Feed",
     "FittedRows",
-    "IGNORED",
     "Names",
     "NoData",
     "NoRows",

@@ -155,7 +155,9 @@ def pad(rows: Sequence[Mapping[str, Any]], token: int = 0, side: str = "right") 
     """
     if side not in ("right", "left"):
         raise DataError(f"side must be 'right' or 'left', not {side!r}")
-    table: list[dict[str, Any]] = [{name: _numbers(part) for name, part in row.items()} for row in rows]
+    table: list[dict[str, Any]] = [
+        {name: _numbers(part) for name, part in row.items()} for row in rows
+    ]
     names = [name for name in table[0] if all(row.get(name) is not None for row in table)]
     if IDS in names and MASK not in names:
         names.append(MASK)

@@ -92,8 +92,8 @@ def main() -> None:
     noise = torch.randint(0, len(LETTERS), code.shape, generator=torch.Generator().manual_seed(3))
     others = {"prose": passages(prose[200_000:], 50, 4), "reversed": code.flip(1), "noise": noise}
 
-    # A row has LENGTH × 46 outputs. Their Jacobian, which "ggn" and "linearised" need, costs a backward
-    # pass each; the empirical Fisher costs one per row, and drawn weights none.
+    # A row has LENGTH × 46 outputs. Their Jacobian, which "ggn" and "linearised" need, costs a
+    # backward pass each; the empirical Fisher costs one per row, and drawn weights none.
     laplace = doxa.Laplace(
         "kronecker", curvature="fisher", predictive="sampled", link="samples", newton_steps=0,
         mean_correction=False,

@@ -134,8 +134,8 @@ class Generated:
     prompt_lengths: Tensor
     """[N]: the number of tokens of each prompt."""
     log_prob: Tensor
-    """[N, steps]: the log-probability of each generated token under the mixture of all draws, before
-    temperature and top_k; NaN after the end of a row, like the next two."""
+    """[N, steps]: the log-probability of each generated token under the mixture of all draws,
+    before temperature and top_k; NaN after the end of a row, like the next two."""
     entropy: Tensor
     """[N, steps]: the entropy of the mixture before each generated token."""
     mutual_information: Tensor

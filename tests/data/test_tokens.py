@@ -92,6 +92,8 @@ def test_sequences_of_another_length_are_predicted() -> None:
     short = {k: v[:, :3] for k, v in X.items()}
     probs = posterior.predict(short).probs
     torch.testing.assert_close(probs, posterior.predict(X).probs[:, :, :3])
+    with pytest.raises(ShapeError, match="inputs 'input_ids', but the fit had 'attention_mask', "):
+        posterior.predict({"input_ids": X["input_ids"]})
 
 
 def test_next_token_of_rows_padded_on_either_side() -> None:

@@ -98,6 +98,6 @@ def test_a_corrected_posterior_holds_no_frozen_weights_either(tmp_path: Path) ->
 
 
 def test_a_mixture_is_saved_whole(tmp_path: Path) -> None:
-    mixed = doxa.MixturePosterior([fitted(network()), fitted(network())])
+    mixed = doxa.MixturePosterior([fitted(network()), fitted(network())], [0.5, 0.5])
     with pytest.raises(StoreError, match="save its parts"):
         mixed.save(tmp_path / "run", frozen=False)

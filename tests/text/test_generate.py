@@ -137,7 +137,9 @@ def test_a_recalibrated_posterior_generates() -> None:
     from doxa.evaluate import recalibrate
 
     posterior = recalibrate(fitted(), next_token(sentences(seed=5)), "temperature")
-    p = posterior.predict({"input_ids": torch.arange(WORDS).unsqueeze(1)}).probs[:, :, 0]
+    words = torch.arange(WORDS).unsqueeze(1)
+    x = {"input_ids": words, "attention_mask": torch.ones_like(words)}
+    p = posterior.predict(x).probs[:, :, 0]
     found = generate(posterior, {"input_ids": torch.tensor([[4], [2]])}, 1, seed=1)
     before, after = found.tokens.unbind(1)
     torch.testing.assert_close(found.log_prob[:, 0], p[before, after].log())

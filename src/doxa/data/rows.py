@@ -41,7 +41,7 @@ from torch.utils.data import (
 )
 
 from doxa.data.dependence import clustered_error, effective_groups
-from doxa.data.tokens import is_columns, joined, labels_of, pad, split_labels, without_labels
+from doxa.data.tokens import joined, labels_of, pad, split_labels, without_labels
 from doxa.errors import DataError, MemoryBudgetError, ShapeError
 
 
@@ -424,6 +424,13 @@ class Read(NamedTuple):
     kept: Tensor | None = None
 
 
+def is_columns(data: Any) -> bool:
+    """Whether it is a table of named columns with rows by number, like a Dataset of the package
+    datasets, which is no Dataset of torch."""
+    rows = hasattr(data, "__getitem__") and hasattr(data, "__len__")
+    return rows and hasattr(data, "column_names") and hasattr(data, "features")
+
+
 def parse(data: Any) -> tuple[Any, Any, Rows | None]:
     """(x, y, source): tensors, or a source to read rows from."""
     return read(data)[:3]
@@ -657,7 +664,7 @@ def _inputs(batch: Any) -> Any:
                 "or tuple"
             )
         batch = batch[0]
-    return as_tensors(without_labels(batch), "x")
+    return as_tensors(without_labels(batch) if isinstance(batch, Mapping) else batch, "x")
 
 
 def shuffled(

@@ -1,4 +1,4 @@
-"""Sequences of tokens: dicts of inputs with their labels inside, padding, and next tokens as labels.
+"""Sequences of tokens: dicts of inputs with their labels inside, padding, and next tokens.
 
 Networks of transformers take named inputs, and their batches are dicts:
 
@@ -10,9 +10,9 @@ Networks of transformers take named inputs, and their batches are dicts:
 `split_labels` divides such a dict into x, a dict without labels, and y. `pad` makes one from rows
 of different lengths. A `Dataset` or a `DataLoader` may return such dicts.
 
-**Next tokens.** The logits at position t of a causal language model are those of the token at t + 1.
-Nothing in a fit moves labels: y[:, t] is compared with the logits at t. `next_token` makes these
-labels,
+**Next tokens.** The logits at position t of a causal language model are those of the token at
+t + 1. Nothing in a fit moves labels: y[:, t] is compared with the logits at t. `next_token` makes
+these labels,
 
     y[:, t] = ids[:, t + 1]    where both are tokens, −100 elsewhere and at the last position
 
@@ -33,13 +33,6 @@ from doxa.errors import DataError, ShapeError
 IGNORED = -100  # the label of what is ignored, in torch and transformers
 LABELS = ("labels", "label", "label_ids")
 IDS, MASK = "input_ids", "attention_mask"
-
-
-def is_columns(data: Any) -> bool:
-    """Whether it is a table of named columns with rows by number, like a Dataset of the package
-    datasets, which is no Dataset of torch."""
-    rows = hasattr(data, "__getitem__") and hasattr(data, "__len__")
-    return rows and hasattr(data, "column_names") and hasattr(data, "features")
 
 
 def labels_of(batch: Mapping[str, Any]) -> str | None:
@@ -76,10 +69,8 @@ def _repeat(ids: Tensor, y: Tensor) -> bool:
     return bool(counted.any()) and bool((y == ids)[counted].all())
 
 
-def without_labels(x: Any, inputs: Any = None) -> Any:
-    """The inputs of a batch: a mapping without its labels, unless the fit (`inputs`) had them."""
-    if not isinstance(x, Mapping):
-        return x
+def without_labels(x: Mapping[str, Any], inputs: Any = None) -> dict[str, Any]:
+    """The inputs of a batch without its labels, unless the fit (`inputs`) had them."""
     own = inputs if isinstance(inputs, Mapping) else {}
     return {key: part for key, part in x.items() if key not in LABELS or key in own}
 

@@ -46,8 +46,8 @@ def infer_likelihood(
     follow from the shape of y. `complete`: y contains all rows."""
     if not model.assumed:
         several = any(getattr(leaf, "ndim", 1) > 1 for leaf in tree_flatten(y)[0])
-        known = not several or (not model.likelihood.classifies and len(model.likelihood.heads) == 1)
-        return (model if known else _for_targets(looked_at(model, x), x, y)), None
+        classes = any(head.class_axis for head in model.likelihood.heads)
+        return (_for_targets(looked_at(model, x), x, y) if several and classes else model), None
     seen = looked_at(model, x)
     inferred = _logged(infer(y, seen.output, complete))
     return _for_targets(seen.with_likelihood(assumed(inferred.name)), x, y), inferred

@@ -553,7 +553,8 @@ class Posterior(describe.Described, ABC):
 
     def read(self, x: Any) -> Any:
         """x as in `ordered`, as tensors."""
-        return as_tensors(without_labels(self.ordered(x), self.inputs), "x")
+        x = self.ordered(x)
+        return as_tensors(without_labels(x, self.inputs) if isinstance(x, Mapping) else x, "x")
 
     def check_inputs(self, x: Any) -> Any:
         """x as checked tensors in fitted units."""
@@ -573,6 +574,9 @@ class Posterior(describe.Described, ABC):
         number of axes."""
         if self.inputs is None:
             return
+        if isinstance(x, dict) and isinstance(self.inputs, dict) and x.keys() != self.inputs.keys():
+            given, wanted = (", ".join(map(repr, sorted(each))) for each in (x, self.inputs))
+            raise ShapeError(f"x has the inputs {given}, but the fit had {wanted}")
         fitted = _shape_list(self.inputs)
         whole = _shape_list(each(lambda t: list(t.shape), x))
         if whole == fitted and all(fitted):

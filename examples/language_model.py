@@ -102,7 +102,7 @@ def main() -> None:
         "map": ("map", {}),
         "deep-ensemble": (doxa.DeepEnsemble(), {"members": 5}),
         "laplace": (laplace, {}),
-        "swag": (doxa.SWAG(rank=10), {}),
+        "swag": (doxa.SWAG(rank=10, cycle=3, average=0.4), {}),
         "ivon": ("ivon", {}),
     }
     print("method            nll    ece     MI | AUROC of MI and of entropy: " + ", ".join(others))

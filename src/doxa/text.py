@@ -119,8 +119,12 @@ def per_token(p: Predictive, y: Any, ignore_index: int | None = None) -> TokenSc
     def shown(values: Tensor) -> Tensor:
         return torch.where(counted, values, torch.nan)
 
-    split = (p.expected_entropy, p.mutual_information) if p.splits else (p.entropy * math.nan,) * 2
-    return TokenScores(shown(log_prob), shown(p.entropy), *map(shown, split), counted)
+    unknown = torch.full_like(p.entropy, torch.nan)
+    expected = p.expected_entropy if p.splits else unknown
+    information = p.mutual_information if p.splits else unknown
+    return TokenScores(
+        shown(log_prob), shown(p.entropy), shown(expected), shown(information), counted
+    )
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from examples import load
 from torch import Tensor, nn
 
 import doxa
@@ -237,3 +238,12 @@ def test_an_ensemble_of_adapters(name: str, tmp_path: Path) -> None:
         for p in other.parameters():
             p.data.add_(0.1)
         doxa.load(tmp_path / "run", net=other)
+
+
+@pytest.mark.slow
+def test_the_example(monkeypatch: Any, capsys: Any) -> None:
+    pytest.importorskip("peft", reason="peft is not installed: pip install doxa[hf]")
+    monkeypatch.setattr("sys.argv", ["language_model", "--steps", "5", "--only", "deep-ensemble"])
+    load("language_model").main()
+    shown = capsys.readouterr().out
+    assert "28480 weights" in shown and "disagreement of the adapters" in shown

@@ -575,8 +575,8 @@ class Posterior(describe.Described, ABC):
         if self.inputs is None:
             return
         if isinstance(x, dict) and isinstance(self.inputs, dict) and x.keys() != self.inputs.keys():
-            given, wanted = (", ".join(map(repr, sorted(each))) for each in (x, self.inputs))
-            raise ShapeError(f"x has the inputs {given}, but the fit had {wanted}")
+            names, wanted = (", ".join(map(repr, sorted(each))) for each in (x, self.inputs))
+            raise ShapeError(f"x has the inputs {names}, but the fit had {wanted}")
         fitted = _shape_list(self.inputs)
         whole = _shape_list(each(lambda t: list(t.shape), x))
         if whole == fitted and all(fitted):

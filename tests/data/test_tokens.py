@@ -53,11 +53,23 @@ class Columns:
         return self.rows[i]
 
 
+class Ragged(Listed):
+    """Tensors of uneven length."""
+
+    def __init__(self, rows: Listed) -> None:
+        self.__dict__ |= rows.__dict__
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        row = super().__getitem__(i)
+        return {"input_ids": torch.tensor(row["input_ids"]), "label": row["label"]}
+
+
 LISTED = Listed(X, CLASSES)
 DATA: dict[str, Any] = {
     "labels in a dict": {**X, "labels": CLASSES},
     "label in a mapping": Encoding({**X, "label": CLASSES}),
     "a pair with a mapping": (Encoding(X), CLASSES),
+    "a dataset of lists": LISTED,
     "a table of columns": Columns(LISTED),
     "a loader that pads": DataLoader(LISTED, batch_size=16, collate_fn=pad),
 }
@@ -158,5 +170,7 @@ def test_a_batch_without_labels_names_what_it_has() -> None:
     loader = DataLoader(Listed(X, CLASSES), batch_size=8, collate_fn=lambda rows: {"ids": [1]})
     with pytest.raises(DataError, match="'labels', 'label' or 'label_ids'; it has 'ids'"):
         doxa.fit(Tagger(), loader, "map", **OPTIONS)
+    with pytest.raises(DataError, match=r"one batch.*collate_fn=doxa\.text\.pad"):
+        doxa.fit(Tagger(), Ragged(LISTED), "map", **OPTIONS)
     with pytest.raises(DataError, match="a dict with labels"):
         doxa.fit(Tagger(), X, "map", **OPTIONS)

@@ -327,7 +327,12 @@ class Rows(Dataset[Any]):
         try:
             rows = self.collate(items)
         except (RuntimeError, TypeError, ValueError) as error:
-            raise DataError(f"the dataset's rows cannot be put into one batch: {error}") from error
+            advice = ""
+            if isinstance(items[0], Mapping):
+                advice = "; a DataLoader with collate_fn=doxa.text.pad pads sequences of tokens"
+            raise DataError(
+                f"the dataset's rows cannot be put into one batch: {error}{advice}"
+            ) from error
         if isinstance(rows, Mapping):
             rows = split_labels(as_tensors(rows, "the batch"))
         if not isinstance(rows, tuple | list) or len(rows) != 2:
@@ -460,7 +465,7 @@ def read(data: Any, sample_weight: Any = None) -> Read:
     elif isinstance(data, IterableDataset):
         raise DataError("an IterableDataset has no rows to pick: pass a map-style Dataset")
     elif isinstance(data, Dataset):
-        source = Rows(data, default_collate)
+        source = Rows(data, _collate)
     elif is_columns(data):
         source = Rows(data, pad)
     elif isinstance(data, Tasks):
@@ -497,6 +502,14 @@ def read(data: Any, sample_weight: Any = None) -> Read:
         x, y = source.take(torch.arange(n))
         return Read(x, y, None, weight, kept)
     return Read(one[0], one[1], source, weight, kept)
+
+
+def _collate(rows: list[Any]) -> Any:
+    """A batch of a dataset's rows. Lists in a dict are sequences, which are padded; torch would
+    make a tensor of each position."""
+    first = rows[0]
+    lists = isinstance(first, Mapping) and any(isinstance(v, list | str) for v in first.values())
+    return pad(rows) if lists else default_collate(rows)
 
 
 def _has_labels(data: Any) -> bool:
@@ -610,7 +623,8 @@ def blocks(x: Any, rows: int) -> Iterator[Any]:
         _check_order(x)
         yield from map(_inputs, _read(iter(x)))
     elif isinstance(x, Dataset):
-        yield from map(_inputs, _read(iter(DataLoader(x, batch_size=rows))))
+        loader = DataLoader(x, batch_size=rows, collate_fn=_collate)
+        yield from map(_inputs, _read(iter(loader)))
     elif is_columns(x):
         loader = DataLoader(x, batch_size=rows, collate_fn=pad)
         yield from map(_inputs, _read(iter(loader)))

@@ -41,7 +41,7 @@ from torch.utils.data import (
 )
 
 from doxa.data.dependence import clustered_error, effective_groups
-from doxa.data.tokens import joined, labels_of, pad, split_labels, without_labels
+from doxa.data.tokens import collate, joined, labels_of, pad, split_labels, without_labels
 from doxa.errors import DataError, MemoryBudgetError, ShapeError
 
 
@@ -465,14 +465,16 @@ def read(data: Any, sample_weight: Any = None) -> Read:
     elif isinstance(data, IterableDataset):
         raise DataError("an IterableDataset has no rows to pick: pass a map-style Dataset")
     elif isinstance(data, Dataset):
-        source = Rows(data, _collate)
+        source = Rows(data, collate)
     elif is_columns(data):
         source = Rows(data, pad)
     elif isinstance(data, Tasks):
         weight, kept = weighed(len(data))
         x, y = (data if kept is None else data.some(kept)).padded()
         return Read(x, y, None, weight, kept)
-    elif (isinstance(data, tuple | list) and len(data) == 2) or _has_labels(data):
+    elif (isinstance(data, tuple | list) and len(data) == 2) or (
+        isinstance(data, Mapping) and labels_of(data) is not None
+    ):
         pair = split_labels(as_tensors(data, "the batch")) if isinstance(data, Mapping) else data
         x, y = as_tensors(pair[0], "x"), as_tensors(pair[1], "y")
         weight, kept = None, None
@@ -502,18 +504,6 @@ def read(data: Any, sample_weight: Any = None) -> Read:
         x, y = source.take(torch.arange(n))
         return Read(x, y, None, weight, kept)
     return Read(one[0], one[1], source, weight, kept)
-
-
-def _collate(rows: list[Any]) -> Any:
-    """A batch of a dataset's rows. Lists in a dict are sequences, which are padded; torch would
-    make a tensor of each position."""
-    first = rows[0]
-    lists = isinstance(first, Mapping) and any(isinstance(v, list | str) for v in first.values())
-    return pad(rows) if lists else default_collate(rows)
-
-
-def _has_labels(data: Any) -> bool:
-    return isinstance(data, Mapping) and labels_of(data) is not None
 
 
 def _check_room(tree: Any, share: float) -> None:
@@ -623,7 +613,7 @@ def blocks(x: Any, rows: int) -> Iterator[Any]:
         _check_order(x)
         yield from map(_inputs, _read(iter(x)))
     elif isinstance(x, Dataset):
-        loader = DataLoader(x, batch_size=rows, collate_fn=_collate)
+        loader = DataLoader(x, batch_size=rows, collate_fn=collate)
         yield from map(_inputs, _read(iter(loader)))
     elif is_columns(x):
         loader = DataLoader(x, batch_size=rows, collate_fn=pad)

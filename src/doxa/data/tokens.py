@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import default_collate
 
 from doxa.errors import DataError, ShapeError
 
@@ -159,6 +160,14 @@ def pad(rows: Sequence[Mapping[str, Any]], token: int = 0, side: str = "right") 
         name: stacked([row[name] for row in table], name, value.get(name, 0), side)
         for name in names
     }
+
+
+def collate(rows: list[Any]) -> Any:
+    """A batch of a dataset's rows. Lists in a dict are sequences, which are padded; torch would
+    make a tensor of each position."""
+    first = rows[0]
+    lists = isinstance(first, Mapping) and any(isinstance(v, list | str) for v in first.values())
+    return pad(rows) if lists else default_collate(rows)
 
 
 def _numbers(part: Any) -> Tensor | None:

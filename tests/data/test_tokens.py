@@ -44,7 +44,9 @@ class Columns:
     def __init__(self, rows: Listed) -> None:
         self.rows = rows
         self.column_names = ["input_ids", "label", "text"]
-        self.features = dict.fromkeys(self.column_names)
+
+    def set_format(self, kind: str) -> None:
+        raise NotImplementedError
 
     def __len__(self) -> int:
         return len(self.rows)

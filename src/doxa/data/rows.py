@@ -433,7 +433,7 @@ def is_columns(data: Any) -> bool:
     """Whether it is a table of named columns with rows by number, like a Dataset of the package
     datasets, which is no Dataset of torch."""
     rows = hasattr(data, "__getitem__") and hasattr(data, "__len__")
-    return rows and hasattr(data, "column_names") and hasattr(data, "features")
+    return rows and hasattr(data, "column_names") and hasattr(data, "set_format")
 
 
 def parse(data: Any) -> tuple[Any, Any, Rows | None]:

@@ -657,6 +657,17 @@ def _constants(
     }
 
 
+def expected_kind(
+    problem: Problem, method: Method, requested: str | Engine, members: int, device: torch.device
+) -> str:
+    """The kind of engine that `select_engine` will choose, unless stacking fails."""
+    if requested != "auto":
+        return Engine.parse(requested).kind
+    if isinstance(problem, Network):
+        return choose_engine(problem.net, members * method.width, device).kind
+    return "stack" if method.modules_stack and members > 1 else "loop"
+
+
 def expects_by_tensor(
     problem: Problem, method: Method, requested: str | Engine, members: int, device: torch.device
 ) -> bool:
@@ -664,7 +675,7 @@ def expects_by_tensor(
     if not isinstance(problem, Network) or device.type != "cpu" or problem.layout.size < LARGE:
         return False
     if requested == "auto":
-        return choose_engine(problem.net, members * method.width, device).kind == "loop"
+        return expected_kind(problem, method, requested, members, device) == "loop"
     given = Engine.parse(requested)
     return given.kind == "loop" and given.mode in (None, "eager")
 
@@ -722,6 +733,8 @@ def fingerprint(run: Run, method: Method, specs: Sequence[RunSpec]) -> str:
     }  # fmt: skip
     if run.engine.half:
         facts["precision"] = "bfloat16"
+    if run.settings.microbatch is not None:
+        facts["microbatch"] = run.settings.microbatch
     digest.update(json.dumps(facts, sort_keys=True).encode())
     leaves = tree_flatten((data.x, data.y))[0]
     leaves += [t for t in (data.weight, run.initial) if t is not None]

@@ -83,6 +83,7 @@ def _some(rows: Tensor) -> Tensor:
 class MAP(Method):
     """Maximum a posteriori by stochastic gradients."""
 
+    rate_by_network: ClassVar[bool] = True
     name: ClassVar[str] = "map"
     half_precision: ClassVar[bool] = True
     overfits: ClassVar[bool] = True

@@ -225,6 +225,8 @@ class GaussianVI(VariationalGaussian):
         As in `VariationalGaussian`.
     """
 
+    rate_by_network: ClassVar[bool] = True
+    state_copies: ClassVar[float | None] = 5.0  # ρ, and the moments of mean and ρ
     alternatives: ClassVar[Alternatives] = Alternatives(
         FanInNormal(30.0),
         1.0,

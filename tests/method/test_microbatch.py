@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import doxa
+from doxa.optim import SGD
 
 X = torch.randn(60, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 Y = X[:, 0].sin() + 0.1 * X[:, 1]
@@ -25,7 +26,7 @@ def weights(net: nn.Module, method: Any, **options: Any) -> torch.Tensor:
     """The points of a fit of 20 steps of SGD, whose moves are proportional to the gradient."""
     asked = {
         "steps": 20, "batch_size": 20, "seed": 3, "progress": False, "members": 2, "lr": 0.05,
-        "optimizer": doxa.optim.SGD(), "validation": 0.2,
+        "optimizer": SGD(), "validation": 0.2,
     } | options  # fmt: skip
     return doxa.fit(net, (X, Y), method, **asked).point()
 
@@ -83,7 +84,9 @@ def test_a_step_holds_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
         return real(self, params, x, **more)
 
     monkeypatch.setattr(doxa.Model, "apply", apply)
-    weights(network(), "map", members=1, engine="loop:eager", microbatch=8, steps=3, validation=None)
+    weights(
+        network(), "map", members=1, engine="loop:eager", microbatch=8, steps=3, validation=None
+    )
     assert set(seen) == {8, 4}
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.rates import NETWORKS, data, trained
 from torch import nn
 
 import doxa
+from benchmarks.rates import NETWORKS, data, trained
 from doxa.optim import rate_for
 
 

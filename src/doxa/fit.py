@@ -69,7 +69,7 @@ from doxa.errors import MethodError, ModelError
 from doxa.likelihoods import Inferred, Likelihood
 from doxa.linalg.layout import LARGE
 from doxa.method import Callback, FitSettings, Method, Run, as_method
-from doxa.method.method import Workload, check_planned, in_half, keywords
+from doxa.method.method import Workload, check_planned, check_precision, keywords
 from doxa.model import Model, Subset
 from doxa.model.checks import (
     check_gradient_flow,
@@ -154,7 +154,7 @@ class Compute:
         The device of the fit. Default: the network's.
     dtype : torch.dtype, optional
         The floating-point type of weights and data. Default: the network's.
-    precision : {"full", "bfloat16"}
+    precision : {"full", "bfloat16", "tf32"}
         The precision of the network's matrix products in training.
     engine : str or Engine
         "auto", "stack" (all members at once) or "loop" (one member after the other). "stack" and
@@ -429,10 +429,12 @@ def fit(
     dtype : torch.dtype, default None
         The floating-point type of weights and data. None means the type of the network. Without a
         network, it is the type of the first float32 or float64 input, or float32.
-    precision : {"full", "bfloat16"}, default "full"
+    precision : {"full", "bfloat16", "tf32"}, default "full"
         With "bfloat16", the network's matrix products in training are in half precision; weights,
-        likelihood and optimiser stay in float32. This is for methods that follow stochastic
-        gradients, on a GPU with fast bfloat16. Predictions are always in full precision.
+        likelihood and optimiser stay in float32. With "tf32", on a CUDA device, the operands of all
+        float32 products and convolutions in training are rounded to three digits, and nothing is
+        stored in half precision. Both are for methods that follow stochastic gradients, on a GPU
+        with fast products of this type. Predictions are always in full precision.
     batch_size : int, default None
         Rows per step, at most all of them. None means the batch size of the `DataLoader` if `data`
         is one, else the method's default.
@@ -667,8 +669,8 @@ class Call:
                 own.microbatch,
             )
         precision = self.options.precision
-        half = precision != "full" and in_half(precision, method, run)
-        return replace(run, engine=select_engine(run, self.options.engine, method, half))
+        check_precision(precision, method, run)
+        return replace(run, engine=select_engine(run, self.options.engine, method, precision))
 
 
 def read_call(arguments: Mapping[str, Any]) -> Call:

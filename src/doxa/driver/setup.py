@@ -680,7 +680,9 @@ def expects_by_tensor(
     return given.kind == "loop" and given.mode in (None, "eager")
 
 
-def select_engine(run: Run, requested: str | Engine, method: Method, half: bool = False) -> Engine:
+def select_engine(
+    run: Run, requested: str | Engine, method: Method, precision: str = "full"
+) -> Engine:
     """The requested engine, or one chosen by rule; "loop" if stacking fails."""
     own, width = not isinstance(run.problem, Network), method.num_particles_on(run.problem)
     if requested != "auto":
@@ -693,7 +695,7 @@ def select_engine(run: Run, requested: str | Engine, method: Method, half: bool 
         chosen = choose_engine(run.net, run.size * width, run.device)
     if own:
         return chosen
-    chosen = replace(chosen, half=half)
+    chosen = replace(chosen, half=precision == "bfloat16", tf32=precision == "tf32")
     wide = run.expand_particles(width) if width > 1 else run
     size = min(run.settings.batch_size, 8)
     rows = Batches(run.rows, wide.split_of, wide.keys, size, "trial", most=1)
@@ -731,8 +733,8 @@ def fingerprint(run: Run, method: Method, specs: Sequence[RunSpec]) -> str:
         "layout": [[e.name, list(e.shape)] for e in run.layout.entries],
         "rows": [len(r) for r in data.rows], "total": data.total,
     }  # fmt: skip
-    if run.engine.half:
-        facts["precision"] = "bfloat16"
+    if run.engine.precision != "full":
+        facts["precision"] = run.engine.precision
     if run.settings.microbatch is not None:
         facts["microbatch"] = run.settings.microbatch
     digest.update(json.dumps(facts, sort_keys=True).encode())

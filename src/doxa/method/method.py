@@ -38,8 +38,8 @@ step keeps for its backward pass. It does not count Python and torch themselves.
 whether a fit starts; it does not change the result. `planned_parts` divides it by what it is for,
 and `smaller_plans` computes it again with settings that take less; `doxa.plan` shows both.
 
-**Precision.** `in_half` checks whether a fit may use half precision: methods that follow stochastic
-gradients may, and methods that need exact values may not.
+**Precision.** `check_precision` checks whether a fit may use half precision: methods that follow
+stochastic gradients may, and methods that need exact values may not.
 """
 
 from __future__ import annotations
@@ -785,17 +785,24 @@ def as_method(spec: str | Method | type[Method]) -> Method:
     raise MethodError(f"method must be a name or a method object, not {spec!r}")
 
 
-def in_half(precision: str, method: Method, run: Run) -> bool:
-    """For a precision other than "full": True, or an error if bfloat16 is not accurate enough."""
-    if precision != "bfloat16":
-        raise MethodError(f"precision must be 'full' or 'bfloat16', not {precision!r}")
+def check_precision(precision: str, method: Method, run: Run) -> None:
+    """An error if the precision is unknown, or not accurate enough for the method."""
+    if precision == "full":
+        return
+    if precision not in ("bfloat16", "tf32"):
+        raise MethodError(f"precision must be 'full' or 'bfloat16' or 'tf32', not {precision!r}")
     if not method.half_precision or not isinstance(run.problem, Network):
         raise MethodError(
-            f"{method.name} computes in full precision only: the three digits of bfloat16 are not "
-            "enough for acceptance steps, curvature and kernels; do not set precision"
+            f"{method.name} computes in full precision only: the three digits of {precision} are "
+            "not enough for acceptance steps, curvature and kernels; do not set precision"
         )
     if run.dtype != torch.float32:
         raise MethodError(
-            f"precision='bfloat16' is mixed with float32, not {run.dtype}: give dtype=torch.float32"
+            f"precision={precision!r} is mixed with float32, not {run.dtype}: give "
+            "dtype=torch.float32"
         )
-    return True
+    if precision == "tf32" and run.device.type != "cuda":
+        raise MethodError(
+            f"precision='tf32' is of CUDA devices, and the fit is on {run.device}: give "
+            "device='cuda', or do not set precision"
+        )

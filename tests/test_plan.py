@@ -36,7 +36,12 @@ def test_nothing_is_fitted(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(import_module("doxa.fit"), "stack", stack)
     found = doxa.plan(network(), pictures(), "deep-ensemble", epochs=3, likelihood="categorical")
-    assert (found.members, found.rows, found.batch_size, found.steps) == (5, 270, 128, 3 * (270 // 128))
+    assert (found.members, found.rows, found.batch_size, found.steps) == (
+        5,
+        270,
+        128,
+        3 * (270 // 128),
+    )
     assert found.weights == sum(p.numel() for p in network().parameters())
     assert found.memory["weights"] == 5 * 4 * found.weights
     assert found.bytes == sum(found.memory.values())

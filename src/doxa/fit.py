@@ -284,6 +284,13 @@ class FitOptions(TypedDict, total=False):
     callbacks: Sequence[Callback]
 
 
+_checked = keywords(
+    seed=checks.seed, standardize=checks.flag, patience=checks.whole, batch_size=checks.whole,
+    microbatch=checks.whole, steps=checks.whole, epochs=checks.positive, lr=checks.positive,
+    checkpoint_every=checks.seconds, draws_budget=checks.budget, callbacks=checks.functions,
+)  # fmt: skip
+
+
 @overload
 def fit(
     model: Model | nn.Module | None,
@@ -304,13 +311,6 @@ def fit(
     runs: Runs,
     **options: Unpack[FitOptions],
 ) -> Sweep: ...
-
-
-_checked = keywords(
-    seed=checks.seed, standardize=checks.flag, patience=checks.whole, batch_size=checks.whole,
-    microbatch=checks.whole, steps=checks.whole, epochs=checks.positive, lr=checks.positive,
-    checkpoint_every=checks.seconds, draws_budget=checks.budget, callbacks=checks.functions,
-)  # fmt: skip
 
 
 @grouped
@@ -635,7 +635,7 @@ class Call:
             problem, held, members, size, output, inputs, options.draws_budget,
             expects_by_tensor(problem, method, options.engine, members, self.device),
             members * method.width if kind == "stack" else 1, options.microbatch,
-            len(own.optimizer.moments),
+            len(own.optimizer.moments), ids != self.ids,
         )  # fmt: skip
         return found, own, work
 

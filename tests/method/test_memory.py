@@ -55,18 +55,10 @@ def test_what_cannot_fit_is_refused_before_it_is_allocated(
 
 
 def test_only_what_is_not_available_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    planned = []
-    real = doxa.MAP.planned_bytes
-
-    def plan(self: doxa.MAP, work: Workload) -> int:
-        planned.append(real(self, work))
-        return planned[-1]
-
-    monkeypatch.setattr(doxa.MAP, "planned_bytes", plan)
+    need = doxa.plan(network(8), rows(), "map", steps=2).bytes
+    monkeypatch.setattr("doxa.method.method.free_memory", lambda device: need)
     doxa.fit(network(8), rows(), "map", steps=2, progress=False)
-    monkeypatch.setattr("doxa.method.method.free_memory", lambda device: planned[0])
-    doxa.fit(network(8), rows(), "map", steps=2, progress=False)
-    monkeypatch.setattr("doxa.method.method.free_memory", lambda device: planned[0] - 1)
+    monkeypatch.setattr("doxa.method.method.free_memory", lambda device: need - 1)
     with pytest.raises(MemoryBudgetError):
         doxa.fit(network(8), rows(), "map", steps=2, progress=False)
 

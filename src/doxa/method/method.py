@@ -119,8 +119,8 @@ class Workload:
         The most rows whose gradient is computed at once. None means all rows of a step.
     moments : int
         Numbers per weight that the optimiser keeps.
-    shapes : tuple of tuple
-        The shapes of the uncertain tensors.
+    parts : bool
+        Whether the members are networks that each leave out a part of the rows, before the fit.
     """
 
     members: int
@@ -140,24 +140,22 @@ class Workload:
     at_once: int = 1
     microbatch: int | None = None
     moments: int = 2
-    shapes: tuple[tuple[int, ...], ...] = ()
+    parts: bool = False
 
     @classmethod
     def of(
         cls, problem: Problem, data: Data, members: int, batch: int, output: Any, inputs: Any,
         draws_budget: int | None, by_tensor: bool = False, at_once: int = 1,
-        microbatch: int | None = None, moments: int = 2,
+        microbatch: int | None = None, moments: int = 2, parts: bool = False,
     ) -> Workload:  # fmt: skip
         model = problem.model
         brought = sum(module.layout.size for module in problem.modules.values())
         uncertain = weights = problem.layout.size
         features = activations = 0
-        shapes: tuple[tuple[int, ...], ...] = ()
         if model is not None:
             brought += model.layers.size
-            chosen = problem.layout.select(model.subset_names)
-            uncertain, activations = chosen.size, model.row_bytes
-            shapes = tuple(tuple(entry.shape) for entry in chosen.entries)
+            uncertain = problem.layout.select(model.subset_names).size
+            activations = model.row_bytes
             last = [e.shape for e in problem.layout.entries if e.name == f"{model.head}.weight"]
             features = last[0][-1] if last else 0
         if draws_budget is None:
@@ -166,7 +164,7 @@ class Workload:
             members, weights, uncertain, brought, max(map(len, data.rows)), _count(inputs),
             _count(output), features, batch, torch.finfo(data.dtype).bits // 8, draws_budget,
             by_tensor, data.validation is not None, activations, at_once, microbatch, moments,
-            shapes,
+            parts,
         )  # fmt: skip
 
     @property
@@ -183,6 +181,17 @@ class Workload:
     def step_activations(self) -> int:
         """Bytes that a step keeps for its backward pass."""
         return self.at_once * self.step_rows * self.activations
+
+
+def drawn_bytes(draws: int, work: Workload) -> int:
+    """The memory of a prediction with this number of drawn weights: four numbers for each while it
+    is drawn, in groups of at most 256 MiB, of which two are there at a time
+    (`posterior/weights.py`)."""
+    one, each = 4 * work.uncertain * work.itemsize, -(-draws // work.members)
+    most = max(1, (256 << 20) // max(1, one))
+    if work.members * each <= most:
+        return one * work.members * each
+    return 2 * one * min(each, most)
 
 
 def planned_parts(method: Method, work: Workload) -> dict[str, int]:
@@ -214,21 +223,21 @@ def planned_parts(method: Method, work: Workload) -> dict[str, int]:
 def smaller_plans(method: Method, work: Workload) -> dict[str, int]:
     """Changes of settings that need less memory, with the bytes that then are needed, the smallest
     first."""
-    every = replace(work, members=1, at_once=1 if work.at_once == 1 else method.width)
+    single = replace(work, members=1, at_once=1 if work.at_once == 1 else method.width)
     changes = {
         f"microbatch={max(1, work.step_rows // 4)}": replace(
             work, microbatch=max(1, work.step_rows // 4)
         ),
         'engine="loop"': replace(work, at_once=1),
         "draws_budget=0 (draws on disk)": replace(work, draws_budget=0),
-        "one member at a time, with members=[0], members=[1], …": every,
         "validation=None (no early stopping, and the fit is not evaluated)": replace(
-            work, held_out=False
+            single if work.parts else work, held_out=False
         ),
     }
+    if not work.parts:
+        changes["one member at a time, with members=[0], members=[1], …"] = single
     if work.features and work.uncertain > (last := (work.features + 1) * work.outputs):
-        shapes = ((work.outputs, work.features), (work.outputs,))
-        changes['subset="last_layer"'] = replace(work, uncertain=last, shapes=shapes)
+        changes['subset="last_layer"'] = replace(work, uncertain=last)
     now = sum(planned_parts(method, work).values())
     found = {text: sum(planned_parts(method, own).values()) for text, own in changes.items()}
     worth = {text: size for text, size in found.items() if size < 0.95 * now}
@@ -722,7 +731,7 @@ class Method(metaclass=_Renaming):
             drawn = min(self.kept_draws * particles, work.draws_budget)
             return int((every + one / work.members) * particles) + drawn
         kept = min(self.kept_draws * particles, work.draws_budget)
-        predicting = self.predicted_draws * work.weights * work.itemsize
+        predicting = drawn_bytes(self.predicted_draws, work)
         return int(self.copies * particles) + kept + predicting
 
     def prepare(self, problem: Problem) -> Problem:

@@ -42,8 +42,9 @@ def resident() -> int:
 
 
 def measure(name: str, hidden: int = 0, members: int = 3) -> dict[str, int]:
-    """Three members of a million weights, or members of a given width with held-out rows. A fit of a small network comes first: what torch itself
-    takes for the first fit of a process is not counted."""
+    """Three members of a million weights, or members of a given width with held-out rows. A fit of
+    a small network comes first: what torch itself takes for the first fit of a process is not
+    counted."""
     settings = short_settings(name)
     if "rank" in {field.name for field in fields(doxa.get_method(name))}:
         settings["rank"] = 2 if name == "swag" else 10

@@ -687,6 +687,11 @@ def read_call(arguments: Mapping[str, Any]) -> Call:
             f"{method.name} rewrites the layers of the network, and their weights are not those of "
             "the given one: use init='fresh', or init=posterior of an earlier fit with it"
         )
+    if options.microbatch is not None and not method.sums_over_rows:
+        raise MethodError(
+            f"the objective of {method.name} is not a sum over rows: its gradient cannot be "
+            "accumulated over pieces of a batch; do not set microbatch"
+        )
     given = Given.read(options.data, options.sample_weight, options.groups, time)
     if time is not None and isinstance(validation, tuple | list):
         raise MethodError(

@@ -615,6 +615,7 @@ class Method(metaclass=_Renaming):
     uses_rate: ClassVar[bool] = True  # a grid over lr changes something
     rate_by_network: ClassVar[bool] = False  # the default rate suits the network (`optim.rate_for`)
     regression_only: ClassVar[bool] = False
+    sums_over_rows: ClassVar[bool] = True  # its objective is one: `microbatch` divides it
     is_ensemble: ClassVar[bool] = False  # more members are the way to a wider posterior
     # The settings with which held-out rows choose the prior scale; empty: they cannot.
     by_held_out: ClassVar[Mapping[str, Any]] = MappingProxyType({})

@@ -76,6 +76,11 @@ def test_what_is_advised_takes_what_it_says() -> None:
     assert held.memory["held-out copy"] == held.memory["weights"]
     loop = doxa.plan(network(), pictures(), "map", engine="loop", **options)
     assert loop.bytes == held.smaller['engine="loop"']
+    one, all_three = (
+        doxa.plan(network(), pictures(), "map", engine=engine, **options).memory["activations"]
+        for engine in ("loop", "stack")
+    )
+    assert all_three == 3 * one
 
 
 def test_an_error_shows_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,7 +132,8 @@ class VariationalGaussian(DrawnWeights):
         """The peak of training and of the bound, or of the prediction of rows after it."""
         large = work.by_tensor
         training = (_LARGE_COPIES if large else self.copies) * work.copy
-        after = (_LARGE_STATE if large else _STATE) * work.copy
+        tiles = 0 if large else min(48 << 20, 24 * work.copy)
+        after = (_LARGE_STATE if large else _STATE) * work.copy + tiles
         return int(max(training, after + drawn_bytes(self.predicted_draws, work)))
 
     @abstractmethod

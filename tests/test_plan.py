@@ -107,13 +107,13 @@ def test_networks_that_leave_out_a_part_count() -> None:
     """One network and 100 rows: parts are fitted first, side by side."""
     x = torch.randn(100, 3, generator=torch.Generator().manual_seed(0))
     found = doxa.plan(doxa.nets.mlp(3, 1), (x, x[:, 0]), "map", likelihood="gaussian")
-    assert found.members == 5
+    assert found.members == 5 and found.parts and "each without a part of the rows" in str(found)
     alone = doxa.plan(doxa.nets.mlp(3, 1), (x, x[:, 0]), "map", validation=None)
-    assert alone.members == 1 and alone.bytes < found.bytes
+    assert alone.members == 1 and not alone.parts and alone.bytes < found.bytes
 
 
 def test_it_prints_all_of_it() -> None:
-    found = doxa.plan(network(), pictures(), "map", likelihood="categorical")
+    found = doxa.plan(network(), pictures(), "map", likelihood="categorical", validation=0.2)
     text = str(found)
     assert text.startswith(f"map: one network of {found.weights:,} weights")
     for name, size in {**found.memory, **found.smaller}.items():

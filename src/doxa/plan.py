@@ -65,6 +65,9 @@ class FitPlan:
         first.
     advice : str
         What else the method can do.
+    parts : bool
+        Whether these networks each leave out a part of the rows; the network that is fitted to all
+        rows comes after them.
     gradients : tuple of int, optional
         The fewest and most gradients of all rows that a chain takes; None if `steps` says it.
     seconds : tuple of float, optional
@@ -91,6 +94,7 @@ class FitPlan:
     device: str
     smaller: Mapping[str, int] = field(default_factory=dict)
     advice: str = ""
+    parts: bool = False
     gradients: tuple[int, int] | None = None
     seconds: tuple[float, float] | None = None
 
@@ -106,6 +110,8 @@ class FitPlan:
 
     def __repr__(self) -> str:
         networks = f"{self.members} networks" if self.members > 1 else "one network"
+        if self.parts:
+            networks += ", each without a part of the rows, before one with all rows,"
         work = f"{self.steps:,} steps of {self.batch_size:,} of {self.rows:,} rows"
         if self.gradients is not None:
             least, most = (f"{n:,}" for n in self.gradients)
@@ -185,7 +191,7 @@ def _planned(arguments: Mapping[str, Any]) -> FitPlan:
     return FitPlan(
         method.name, largest.members, largest.weights, largest.rows, steps, largest.batch, memory,
         available, str(call.device), smaller_plans(method, largest), method.smaller,
-        method.gradients, seconds,
+        largest.parts, method.gradients, seconds,
     )  # fmt: skip
 
 

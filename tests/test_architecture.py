@@ -28,7 +28,7 @@ LAYERS = [
     ["method", "posterior"],
     ["driver", "ensemble", "exact", "laplace", "mcmc", "neural", "vi"],
     ["density", "diagnose", "evaluate", "fit", "function", "text"],
-    ["decide", "selection"],
+    ["decide", "plan", "selection"],
     ["app", "sklearn"],
 ]
 PLACE: dict[str, float] = {name: i for i, layer in enumerate(LAYERS) for name in layer}

@@ -28,6 +28,7 @@ from doxa.likelihoods import (
 )  # fmt: skip
 from doxa.method import Method
 from doxa.model import Model
+from doxa.plan import FitPlan, plan
 from doxa.posterior import MixturePosterior, Posterior, load, prior_scales
 from doxa.predictive import Predictive
 from doxa.priors import (
@@ -69,12 +70,12 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Bernoulli", "Categorical", "Checkpoint", "Compute", "Counts", "Draws", "Engine", "FanInNormal",
-    "FlowPrior", "GPPrior", "Gaussian", "HeteroscedasticGaussian", "Hierarchical", "HierarchicalGP",
-    "ImplicitPrior", "LaplaceNoise", "LaplacePrior", "Method", "MixturePosterior", "Model",
-    "NegativeBinomial", "Normal", "Poisson", "Posterior", "Predictive", "Runs", "ScaleMixture",
-    "StudentT", "StudentTPrior", "Sweep", "Training", "decide", "diagnose", "errors", "evaluate",
-    "evidence", "fit", "functional_prior", "get_method", "load", "methods", "nets", "prior_scales",
-    "sample", "selection", "text", "transforms", "tune",
+    "FitPlan", "FlowPrior", "GPPrior", "Gaussian", "HeteroscedasticGaussian", "Hierarchical",
+    "HierarchicalGP", "ImplicitPrior", "LaplaceNoise", "LaplacePrior", "Method", "MixturePosterior",
+    "Model", "NegativeBinomial", "Normal", "Poisson", "Posterior", "Predictive", "Runs",
+    "ScaleMixture", "StudentT", "StudentTPrior", "Sweep", "Training", "decide", "diagnose", "errors",
+    "evaluate", "evidence", "fit", "functional_prior", "get_method", "load", "methods", "nets",
+    "plan", "prior_scales", "sample", "selection", "text", "transforms", "tune",
 ]  # fmt: skip
 __all__ += [row.class_name for row in ROWS]  # the methods themselves
 

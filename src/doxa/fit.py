@@ -20,13 +20,15 @@ group can be stored and used for several fits.
 from __future__ import annotations
 
 import inspect
+import logging
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import wraps
 from pathlib import Path
 from time import monotonic
+from types import SimpleNamespace
 from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 import torch
@@ -47,7 +49,9 @@ from doxa.driver.runs import Runs, RunSpec, Sweep
 from doxa.driver.setup import (
     FEWEST_ROWS,
     Given,
+    Splits,
     cross_fit_parts,
+    expected_kind,
     expects_by_tensor,
     fitted_rows,
     group_counts,
@@ -65,7 +69,7 @@ from doxa.errors import MethodError, ModelError
 from doxa.likelihoods import Inferred, Likelihood
 from doxa.linalg.layout import LARGE
 from doxa.method import Callback, FitSettings, Method, Run, as_method
-from doxa.method.method import Workload, check_planned, in_half, keywords
+from doxa.method.method import Workload, check_planned, check_precision, keywords
 from doxa.model import Model, Subset
 from doxa.model.checks import (
     check_gradient_flow,
@@ -77,7 +81,7 @@ from doxa.model.checks import (
 )
 from doxa.model.model import Network, NoNetwork, Problem
 from doxa.noise import drawing
-from doxa.optim import Optimizer
+from doxa.optim import Adam, Optimizer, rate_for
 from doxa.optim import optimizer as find_optimizer
 from doxa.posterior import Posterior, Status
 from doxa.posterior.weights import WeightPosterior
@@ -89,6 +93,8 @@ def __dir__() -> list[str]:
     """The public names."""
     return sorted(__all__)
 
+
+log = logging.getLogger("doxa")
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -102,12 +108,14 @@ class Training:
     ----------
     batch_size : int, optional
         Rows per step. Default: the method's.
+    microbatch : int, optional
+        The most rows whose gradient is computed at once: less memory, the same gradient.
     steps : int, optional
         Optimisation steps. Give `steps` or `epochs`, not both. Default: the method's.
     epochs : float, optional
         Passes over the training rows.
     lr : float, optional
-        Learning rate. Default: the method's.
+        Learning rate. Default: the method's, and for a large network a smaller one with warm-up.
     schedule : str or callable
         "constant", "cosine" or "linear", each also with the prefix "warmup-", or a function from
         the fraction of steps done to a multiplier of `lr`.
@@ -124,6 +132,7 @@ class Training:
     """
 
     batch_size: int | None = None
+    microbatch: int | None = None
     steps: int | None = None
     epochs: float | None = None
     lr: float | None = None
@@ -145,7 +154,7 @@ class Compute:
         The device of the fit. Default: the network's.
     dtype : torch.dtype, optional
         The floating-point type of weights and data. Default: the network's.
-    precision : {"full", "bfloat16"}
+    precision : {"full", "bfloat16", "tf32"}
         The precision of the network's matrix products in training.
     engine : str or Engine
         "auto", "stack" (all members at once) or "loop" (one member after the other). "stack" and
@@ -259,6 +268,7 @@ class FitOptions(TypedDict, total=False):
     dtype: torch.dtype | None
     precision: str
     batch_size: int | None
+    microbatch: int | None
     steps: int | None
     epochs: float | None
     lr: float | None
@@ -272,6 +282,13 @@ class FitOptions(TypedDict, total=False):
     progress: bool | None
     engine: str | Engine
     callbacks: Sequence[Callback]
+
+
+_checked = keywords(
+    seed=checks.seed, standardize=checks.flag, patience=checks.whole, batch_size=checks.whole,
+    microbatch=checks.whole, steps=checks.whole, epochs=checks.positive, lr=checks.positive,
+    checkpoint_every=checks.seconds, draws_budget=checks.budget, callbacks=checks.functions,
+)  # fmt: skip
 
 
 @overload
@@ -297,11 +314,7 @@ def fit(
 
 
 @grouped
-@keywords(
-    seed=checks.seed, standardize=checks.flag, patience=checks.whole, batch_size=checks.whole,
-    steps=checks.whole, epochs=checks.positive, lr=checks.positive,
-    checkpoint_every=checks.seconds, draws_budget=checks.budget, callbacks=checks.functions,
-)  # fmt: skip
+@_checked
 @default_modes(train=True)
 @threads_for(0.0)
 def fit(
@@ -326,6 +339,7 @@ def fit(
     dtype: torch.dtype | None = None,
     precision: str = "full",
     batch_size: int | None = None,
+    microbatch: int | None = None,
     steps: int | None = None,
     epochs: float | None = None,
     lr: float | None = None,
@@ -415,13 +429,20 @@ def fit(
     dtype : torch.dtype, default None
         The floating-point type of weights and data. None means the type of the network. Without a
         network, it is the type of the first float32 or float64 input, or float32.
-    precision : {"full", "bfloat16"}, default "full"
+    precision : {"full", "bfloat16", "tf32"}, default "full"
         With "bfloat16", the network's matrix products in training are in half precision; weights,
-        likelihood and optimiser stay in float32. This is for methods that follow stochastic
-        gradients, on a GPU with fast bfloat16. Predictions are always in full precision.
+        likelihood and optimiser stay in float32. With "tf32", on a CUDA device, the operands of all
+        float32 products and convolutions in training are rounded to three digits, and nothing is
+        stored in half precision. Both are for methods that follow stochastic gradients, on a GPU
+        with fast products of this type. Predictions are always in full precision.
     batch_size : int, default None
         Rows per step, at most all of them. None means the batch size of the `DataLoader` if `data`
         is one, else the method's default.
+    microbatch : int, default None
+        The most rows whose gradient is computed at once. The gradient of a step is accumulated over
+        pieces of this size: it is that of the whole batch, to rounding, and only the activations of
+        one piece are in memory. BatchNorm has the statistics of each piece, which a warning says.
+        None means all rows of a step at once.
     steps : int, default None
         The number of optimisation steps. None means the method's default, and with few rows, or if
         little is learned, further fits with more steps and other settings, of which held-out rows
@@ -430,7 +451,9 @@ def fit(
     epochs : float, default None
         The number of passes over the rows, in place of `steps`.
     lr : float, default None
-        The learning rate. None means the method's default.
+        The learning rate. None means the method's default. For a network of 100,000 trained weights
+        or more, methods that train by Adam then take a tenth of it, or 0.03 of it if most layers
+        are normalised by row (transformers), with warm-up: see `doxa.optim.rate_for`.
     schedule : str or callable, default "cosine"
         The learning rate over time: "constant", "cosine" or "linear", each also with the prefix
         "warmup-", or a function from the fraction of steps done to a multiplier of `lr`.
@@ -477,9 +500,186 @@ def fit(
     torch.Size([64, 1])
     """
     began = monotonic()
-    fresh, earlier = _start(init)
+    call = read_call(locals())
+    method, given, specs = call.method, call.given, call.specs
+    problem, settings, ids = call.problem, call.settings, call.ids
+    assert not isinstance(checkpoint, Checkpoint)  # `grouped` passes its folder
+    folder = None if checkpoint is None else str(checkpoint)
+    auto, in_order = call.auto, call.in_order
+    fits = Fits(
+        call.prepared, lambda run: _check_network(run, method), method, ids, call.validation,
+        call.parts, in_order, folder, began,
+    )  # fmt: skip
+    posteriors = fits.evaluated(Variant(problem, settings, specs))
+    plain = (steps, epochs, lr) == (None,) * 3 and (schedule, optimizer) == ("cosine", "adam")
+    further = None
+    if auto and plain and settings.fresh and not in_order:
+        further = alternatives_of(method, call.original, given, specs)
+    if further is not None:
+        found, wider = further[0], _rewritten(further[1], method, call.device, call.dtype)
+        faster = replace(settings, rate=found.rate * settings.rate)
+
+        def again(specs: Sequence[RunSpec], times: int, name: str) -> Sequence[Posterior]:
+            posteriors = fits.evaluated(Variant(wider, faster, specs, times, name))
+            for posterior, spec in zip(posteriors, specs, strict=True):
+                posterior.record.metadata[SETTINGS] = changed_settings(
+                    found, spec.hyper, faster.rate, times * method.default_steps
+                )
+            return posteriors
+
+        posteriors = best_of_alternatives(posteriors, specs, found, given, again)
+    posteriors = fits.on_all_rows(posteriors)
+    for posterior in posteriors:
+        why = call.unevaluated
+        if auto and posterior.validation is None and given.tasks is None:
+            why = why or not_evaluated(0)
+        if why and posterior.record.status == "ok":
+            posterior.record.status = Status("not-evaluated", why)
+    columns = given.names[0].columns
+    used = fitted_rows(given, specs, call.validation)
+    for posterior, rows, spec in zip(posteriors, used, specs, strict=True):
+        posterior.input_reference = reference_inputs(given, spec)
+        posterior.columns = None if columns is None else list(columns)
+        posterior.scalar_targets = call.noise_model.scalar_targets(given.y, fits.output)
+        posterior.fitted_rows = rows
+        if call.inferred and call.inferred.message:
+            posterior.metadata["likelihood"] = call.inferred.message
+    return posteriors[0] if runs is None else Sweep(posteriors, specs)
+
+
+def with_options(name: str, function: Callable[[Mapping[str, Any]], R]) -> Callable[..., R]:
+    """A function with the arguments of `fit`, which are checked as there, and then passed to
+    `function` as one mapping. `name` is the public name, for messages."""
+    signature = inspect.signature(fit)
+
+    def called(*args: Any, **given: Any) -> R:
+        bound = signature.bind(*args, **given)
+        bound.apply_defaults()
+        return function(bound.arguments)
+
+    called.__name__, called.__signature__ = name, signature  # type: ignore[attr-defined]
+    return grouped(_checked(default_modes(train=True)(threads_for(0.0)(called))))
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of `fit`, read and checked: the problem, the data, and the settings of the fits.
+
+    Parameters
+    ----------
+    method : Method
+    given : Given
+        The rows as passed.
+    specs : sequence of RunSpec
+    problem, original : Problem
+        What is fitted, after and before the method's `prepare`.
+    noise_model : Likelihood
+    inferred : Inferred or None
+        How the likelihood was inferred.
+    settings : FitSettings
+        Without the number of steps and the batch size, which depend on the rows.
+    ids : list of int
+        The members.
+    earlier : list of WeightPosterior
+        The posteriors at whose points the weights start.
+    device : torch.device
+    dtype : torch.dtype or None
+    validation : object
+        What is held out.
+    auto, in_order : bool
+        Whether the method chooses the held-out rows; whether the last rows evaluate.
+    unevaluated : str
+        Why the fit cannot be evaluated, whatever is held out.
+    options : SimpleNamespace
+        The arguments of `fit`.
+    """
+
+    method: Method
+    given: Given
+    specs: Sequence[RunSpec]
+    problem: Problem
+    original: Problem
+    noise_model: Likelihood
+    inferred: Inferred | None
+    settings: FitSettings
+    ids: list[int]
+    earlier: list[WeightPosterior]
+    device: torch.device
+    dtype: torch.dtype | None
+    validation: Any
+    auto: bool
+    in_order: bool
+    unevaluated: str
+    options: SimpleNamespace
+
+    def sized(
+        self, variant: Variant, ids: list[int], validation: Any
+    ) -> tuple[tuple[Data, Splits, Any, Any], FitSettings, Workload]:
+        """The rows on the device, the settings with the numbers that depend on them, and the size
+        of the fit."""
+        problem, specs, method, options = variant.problem, variant.specs, self.method, self.options
+        found = prepare_data(
+            self.given, problem.model, self.noise_model, specs, validation, options.standardize,
+            self.device, self.dtype, ids, method.holds_out,
+        )  # fmt: skip
+        held, _, output, inputs = found
+        size = _batch_size(self.batch_size, method, held, problem)
+        epoch = max(1, max(len(r) for r in held.rows) // size)
+        own = replace(
+            variant.settings, batch_size=size, epoch_steps=epoch,
+            steps=variant.times * _steps(options.steps, options.epochs, method, epoch),
+        )  # fmt: skip
+        members = len(specs) * len(ids)
+        kind = expected_kind(problem, method, options.engine, members, self.device)
+        work = Workload.of(
+            problem, held, members, size, output, inputs, options.draws_budget,
+            expects_by_tensor(problem, method, options.engine, members, self.device),
+            members * method.width if kind == "stack" else 1, options.microbatch,
+            len(own.optimizer.moments), ids != self.ids,
+        )  # fmt: skip
+        return found, own, work
+
+    @property
+    def parts(self) -> int:
+        """The number of parts if one network is cross-fitted, else 0."""
+        if not self.auto or self.in_order:
+            return 0
+        return _cross_fit_parts(self.given, self.specs, self.ids, self.earlier, self.problem)
+
+    @property
+    def batch_size(self) -> int | None:
+        """Rows per step as given, by the argument or by a `DataLoader`."""
+        size: int | None = self.options.batch_size
+        loader = self.options.data
+        return loader.batch_size if size is None and isinstance(loader, DataLoader) else size
+
+    def prepared(self, variant: Variant, ids: list[int], validation: Any, pooled: bool) -> Run:
+        """The stacked members, and the engine that computes them."""
+        problem, specs, method = variant.problem, variant.specs, self.method
+        (held, splits, output, inputs), own, work = self.sized(variant, ids, validation)
+        check_planned(method, work, self.device)
+        run = stack(
+            problem if self.dtype else problem.to(self.device, held.dtype), method,
+            self.noise_model, held, splits, specs, ids, output, inputs, own, pooled,
+        )  # fmt: skip
+        if own.microbatch is not None and own.microbatch < own.batch_size and problem.batch_norm:
+            log.warning(
+                "microbatch=%d: BatchNorm normalises each piece of a batch by its own statistics; "
+                "a network with GroupNorm or LayerNorm has the gradient of the whole batch",
+                own.microbatch,
+            )
+        precision = self.options.precision
+        check_precision(precision, method, run)
+        return replace(run, engine=select_engine(run, self.options.engine, method, precision))
+
+
+def read_call(arguments: Mapping[str, Any]) -> Call:
+    """The arguments of `fit`, read and checked."""
+    options = SimpleNamespace(**arguments)
+    validation, runs, time = options.validation, options.runs, options.time
+    fresh, earlier = _start(options.init)
     begin = torch.cat([one.point() for one in earlier]) if earlier else None
-    method = as_method(method)
+    method = as_method(options.method)
     if runs is not None and not isinstance(runs, Runs):
         raise MethodError(f"runs must be doxa.Runs(rows=..., grid=..., seeds=...), not {runs!r}")
     if method.own_weights and not fresh and begin is None:
@@ -487,12 +687,18 @@ def fit(
             f"{method.name} rewrites the layers of the network, and their weights are not those of "
             "the given one: use init='fresh', or init=posterior of an earlier fit with it"
         )
-    given = Given.read(data, sample_weight, groups, time)
+    if options.microbatch is not None and not method.sums_over_rows:
+        raise MethodError(
+            f"the objective of {method.name} is not a sum over rows: its gradient cannot be "
+            "accumulated over pieces of a batch; do not set microbatch"
+        )
+    given = Given.read(options.data, options.sample_weight, options.groups, time)
     if time is not None and isinstance(validation, tuple | list):
         raise MethodError(
             "time holds out the last rows of the data, and validation=(x, y) holds out other rows: "
             "pass one of them"
         )
+    seed = options.seed
     specs = [RunSpec(seed=seed)] if runs is None else runs.for_method(method).expand(seed)
     unevaluated = ""  # why the fit cannot be evaluated, whatever is held out
     if (
@@ -505,17 +711,16 @@ def fit(
             "evaluated; use rows of at least 12 groups"
         )
     problem, noise_model, inferred = build_problem(
-        model, method, likelihood, prior, subset, given, specs
+        options.model, method, options.likelihood, options.prior, options.subset, given, specs
     )
     network, original = problem.model, problem
+    device, dtype = options.device, options.dtype
     if network is not None:
         device, dtype = device or network.device, dtype or network.dtype
     device = checks.place(device or "cpu")
     dtype = None if dtype is None else checks.floating(dtype)
     problem = _rewritten(problem, method, device, dtype)
-    if batch_size is None and isinstance(data, DataLoader):
-        batch_size = data.batch_size
-    ids = member_ids(members, method)
+    ids = member_ids(options.members, method)
     auto = isinstance(validation, str) and validation == "auto" and method.holds_out
     if isinstance(validation, str) and validation == "auto" and not auto:
         validation = None
@@ -532,82 +737,37 @@ def fit(
             "time evaluates on later rows, which the posteriors of init= have seen: use "
             "init='fresh', or validation=None"
         )
+    optimizer = find_optimizer(options.optimizer)
+    rate, schedule = _rate(options, method, network, optimizer)
     settings = FitSettings(
-        rate=method.default_rate if lr is None else lr, optimizer=find_optimizer(optimizer),
-        fresh=fresh, begin=begin, schedule=schedule, patience=patience, callbacks=callbacks,
-        checkpoint_seconds=checkpoint_every, draws_budget=draws_budget,
-        progress=sys.stderr.isatty() if progress is None else progress,
+        rate=rate, optimizer=optimizer, fresh=fresh, begin=begin, schedule=schedule,
+        microbatch=options.microbatch, patience=options.patience, callbacks=options.callbacks,
+        checkpoint_seconds=options.checkpoint_every, draws_budget=options.draws_budget,
+        progress=sys.stderr.isatty() if options.progress is None else options.progress,
+    )  # fmt: skip
+    return Call(
+        method, given, specs, problem, original, noise_model, inferred, settings, ids, earlier,
+        device, dtype, validation, auto, in_order, unevaluated, options,
     )  # fmt: skip
 
-    def prepared(variant: Variant, ids: list[int], validation: Any, pooled: bool) -> Run:
-        """The stacked members, and the engine that computes them."""
-        problem, specs = variant.problem, variant.specs
-        held, splits, output, inputs = prepare_data(
-            given, problem.model, noise_model, specs, validation, standardize, device, dtype, ids,
-            method.holds_out,
-        )  # fmt: skip
-        size = _batch_size(batch_size, method, held, problem)
-        epoch = max(1, max(len(r) for r in held.rows) // size)
-        own = replace(
-            variant.settings, batch_size=size, epoch_steps=epoch,
-            steps=variant.times * _steps(steps, epochs, method, epoch),
-        )  # fmt: skip
-        work = Workload.of(
-            problem, held, len(specs) * len(ids), size, output, inputs, draws_budget,
-            expects_by_tensor(problem, method, engine, len(specs) * len(ids), device),
-        )  # fmt: skip
-        check_planned(method, work, device)
-        run = stack(
-            problem if dtype else problem.to(device, held.dtype), method, noise_model, held,
-            splits, specs, ids, output, inputs, own, pooled,
-        )  # fmt: skip
-        half = precision != "full" and in_half(precision, method, run)
-        return replace(run, engine=select_engine(run, engine, method, half))
 
-    assert not isinstance(checkpoint, Checkpoint)  # `grouped` passes its folder
-    folder = None if checkpoint is None else str(checkpoint)
-    parts = 0
-    if auto and not in_order:
-        parts = _cross_fit_parts(given, specs, ids, earlier, problem)
-    fits = Fits(
-        prepared, lambda run: _check_network(run, method), method, ids, validation, parts, in_order,
-        folder, began,
-    )  # fmt: skip
-    posteriors = fits.evaluated(Variant(problem, settings, specs))
-    plain = (steps, epochs, lr) == (None,) * 3 and (schedule, optimizer) == ("cosine", "adam")
-    further = None
-    if auto and plain and fresh and not in_order:
-        further = alternatives_of(method, original, given, specs)
-    if further is not None:
-        found, wider = further[0], _rewritten(further[1], method, device, dtype)
-        faster = replace(settings, rate=found.rate * settings.rate)
-
-        def again(specs: Sequence[RunSpec], times: int, name: str) -> Sequence[Posterior]:
-            posteriors = fits.evaluated(Variant(wider, faster, specs, times, name))
-            for posterior, spec in zip(posteriors, specs, strict=True):
-                posterior.record.metadata[SETTINGS] = changed_settings(
-                    found, spec.hyper, faster.rate, times * method.default_steps
-                )
-            return posteriors
-
-        posteriors = best_of_alternatives(posteriors, specs, found, given, again)
-    posteriors = fits.on_all_rows(posteriors)
-    for posterior in posteriors:
-        why = unevaluated
-        if auto and posterior.validation is None and given.tasks is None:
-            why = why or not_evaluated(0)
-        if why and posterior.record.status == "ok":
-            posterior.record.status = Status("not-evaluated", why)
-    columns = given.names[0].columns
-    used = fitted_rows(given, specs, validation)
-    for posterior, rows, spec in zip(posteriors, used, specs, strict=True):
-        posterior.input_reference = reference_inputs(given, spec)
-        posterior.columns = None if columns is None else list(columns)
-        posterior.scalar_targets = noise_model.scalar_targets(given.y, fits.output)
-        posterior.fitted_rows = rows
-        if inferred and inferred.message:
-            posterior.metadata["likelihood"] = inferred.message
-    return posteriors[0] if runs is None else Sweep(posteriors, specs)
+def _rate(
+    options: SimpleNamespace, method: Method, network: Model | None, optimizer: Optimizer
+) -> tuple[float, Any]:
+    """The learning rate and its schedule: as given, or those that suit the network."""
+    if options.lr is not None:
+        return options.lr, options.schedule
+    rate, schedule = method.default_rate, options.schedule
+    if network is None or not method.rate_by_network or not isinstance(optimizer, Adam):
+        return rate, schedule
+    factor, shape = rate_for(network.net)
+    if factor == 1.0:
+        return rate, schedule
+    schedule = shape if schedule == "cosine" else schedule
+    log.info(
+        "lr=%g, schedule=%r: the rule for a network of this size and kind", factor * rate, schedule
+    )
+    return factor * rate, schedule
 
 
 def _rewritten(

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 from doxa.errors import MethodError
 
-__all__ = ["SGD", "Adam", "Optimizer", "optimizer", "schedule"]
+__all__ = ["SGD", "Adam", "Optimizer", "optimizer", "rate_for", "schedule"]
 
 
 def __dir__() -> list[str]:
@@ -155,6 +156,50 @@ def _like(rate: Tensor, value: Tensor) -> Tensor:
 
 
 Optimizer = Adam | SGD
+
+
+FEWEST_SLOWER = 100_000  # trained weights of a network, from which the default rate is smaller
+
+
+def rate_for(net: nn.Module) -> tuple[float, str]:
+    """The factor of a method's default learning rate with Adam, and the schedule, for a network.
+
+    With Adam, a weight moves by about the rate per step, whatever its gradient. In a wide layer the
+    moves of many weights add up, so a rate of 0.01, which suits small networks, makes large ones
+    diverge. The rule is one by kind:
+
+    =========================================  ======  =============
+    trained weights                            factor  schedule
+    =========================================  ======  =============
+    fewer than 100,000                         1       cosine
+    more; most layers are normalised by row    0.03    warmup-cosine
+    more; any other                            0.1     warmup-cosine
+    =========================================  ======  =============
+
+    Normalised by row: layers of attention, or more layer normalisations than convolutions, as in
+    transformers and mixers.
+
+    Parameters
+    ----------
+    net : nn.Module
+        The network.
+
+    Returns
+    -------
+    tuple of float and str
+        The factor, and the name of the schedule.
+    """
+    size = sum(p.numel() for p in net.parameters() if p.requires_grad)
+    if size < FEWEST_SLOWER:
+        return 1.0, "cosine"
+    kinds = [type(module) for module in net.modules()]
+    names = [kind.__name__ for kind in kinds]
+    by_row = sum(name.endswith(("LayerNorm", "RMSNorm")) for name in names)
+    convolutions = sum(issubclass(kind, _ConvNd) for kind in kinds)
+    attention = any(issubclass(kind, nn.MultiheadAttention) for kind in kinds)
+    if attention or by_row > convolutions:
+        return 0.03, "warmup-cosine"
+    return 0.1, "warmup-cosine"
 
 
 def optimizer(spec: str | Optimizer) -> Optimizer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -77,5 +78,47 @@ def test_what_must_be_exact_is_refused() -> None:
             fit(method)
     with pytest.raises(MethodError, match="mixed with float32"):
         fit(dtype=torch.float64)
-    with pytest.raises(MethodError, match="precision must be 'full' or 'bfloat16'"):
+    with pytest.raises(MethodError, match="precision must be 'full' or 'bfloat16' or 'tf32'"):
         fit(precision="half")
+
+
+def test_tf32_is_of_cuda_devices_and_of_methods_that_bear_it() -> None:
+    with pytest.raises(MethodError, match="precision='tf32' is of CUDA devices"):
+        fit(precision="tf32")
+    with pytest.raises(MethodError, match="the three digits of tf32 are not enough"):
+        fit("hmc", precision="tf32")
+
+
+def switches() -> tuple[bool, bool]:
+    return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+
+
+def test_tf32_is_on_while_a_fit_trains_and_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a CUDA device, the check of the device is removed: the switches have no effect on
+    the CPU, so the result has the same bits."""
+    plain = fit(precision="full")
+    monkeypatch.setattr(import_module("doxa.fit"), "check_precision", lambda *_: None)
+    before, seen = switches(), []
+    rounded = fit(precision="tf32", callbacks=[lambda step, info: seen.append(switches()) and None])
+    assert set(seen) == {(True, True)} and switches() == before
+    assert torch.equal(plain.samples, rounded.samples)
+    assert rounded.diagnostics["precision"] == "tf32"
+
+    def fails(step: int, info: Any) -> None:
+        raise KeyError(step)
+
+    with pytest.raises(KeyError):
+        fit(precision="tf32", callbacks=[fails])
+    assert switches() == before
+
+
+def test_two_fits_with_tf32_leave_the_switches_as_they_were() -> None:
+    """The first to begin ends first."""
+    engine, before = doxa.Engine(tf32=True), switches()
+    first, second = engine.rounding(), engine.rounding()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert switches() == (True, True)
+    second.__exit__(None, None, None)
+    assert switches() == before

@@ -1,4 +1,5 @@
-"""`python peak_memory.py METHOD`: the planned and the measured memory of a fit, in bytes, as JSON.
+"""`python peak_memory.py METHOD [HIDDEN MEMBERS]`: the planned and the measured memory of a fit, in
+bytes, as JSON.
 
 It runs in a process of its own: in one that has done other work, a fit uses memory that was freed
 but is still counted as resident, and the growth that is measured is too small.
@@ -40,9 +41,10 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-def measure(name: str) -> dict[str, int]:
-    """Three members of a million weights. A fit of a small network comes first: what torch itself
-    takes for the first fit of a process is not counted."""
+def measure(name: str, hidden: int = 0, members: int = 3) -> dict[str, int]:
+    """Three members of a million weights, or members of a given width with held-out rows. A fit of
+    a small network comes first: what torch itself takes for the first fit of a process is not
+    counted."""
     settings = short_settings(name)
     if "rank" in {field.name for field in fields(doxa.get_method(name))}:
         settings["rank"] = 2 if name == "swag" else 10
@@ -55,8 +57,11 @@ def measure(name: str) -> dict[str, int]:
         return planned[-1]
 
     type(method).planned_bytes = recorded  # type: ignore[method-assign]
-    options: dict[str, Any] = {"members": 3, "steps": 4, "batch_size": 32, "progress": False}
-    doxa.fit(network(8), rows(), method, **options)
+    options: dict[str, Any] = {"members": members, "steps": 4, "batch_size": 32, "progress": False}
+    data = rows()
+    if hidden:
+        options["validation"], data = 0.1, rows(1024)
+    doxa.fit(network(8), data, method, **options)
     gc.collect()
     before = peak = resident()
     done = threading.Event()
@@ -69,7 +74,7 @@ def measure(name: str) -> dict[str, int]:
 
     watching = threading.Thread(target=watch)
     watching.start()
-    doxa.fit(network(1024), rows(), method, **options)
+    doxa.fit(network(hidden or 1024), data, method, **options)
     done.set()
     watching.join()
     return {"planned": planned[-1], "measured": peak - before}
@@ -77,4 +82,4 @@ def measure(name: str) -> dict[str, int]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    sys.stdout.write(json.dumps(measure(sys.argv[1])))
+    sys.stdout.write(json.dumps(measure(sys.argv[1], *map(int, sys.argv[2:]))))

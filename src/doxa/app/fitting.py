@@ -243,6 +243,32 @@ def fit_arrays(
 ) -> Any:
     """The posterior, with the schema in its metadata; tasks: the task of each row; together: their
     groups and times."""
+    net, asked = _arguments(schema, x, y, method, settings, plan, tasks, together)
+    posterior = doxa.fit(
+        net, **asked, checkpoint=None if checkpoint is None else str(checkpoint),
+        checkpoint_every=checkpoint_every, progress=True,
+    )  # fmt: skip
+    posterior.metadata["table"] = schema.to_json()
+    posterior.metadata["method"] = method
+    if net is not None and nets.builder_of(net) is None:
+        posterior.metadata["net"] = plan.net
+    return posterior
+
+
+def plan_arrays(
+    schema: Schema, x: Array, y: Array, method: str, settings: Sequence[str], plan: Plan,
+    tasks: Sequence[str] | None = None, together: Together | None = None,
+) -> doxa.FitPlan:  # fmt: skip
+    """The memory and time of the fit that `fit_arrays` makes with these arguments."""
+    net, asked = _arguments(schema, x, y, method, settings, plan, tasks, together)
+    return doxa.plan(net, **asked)
+
+
+def _arguments(
+    schema: Schema, x: Array, y: Array, method: str, settings: Sequence[str], plan: Plan,
+    tasks: Sequence[str] | None, together: Together | None,
+) -> tuple[nn.Module | None, dict[str, Any]]:  # fmt: skip
+    """The network, and the arguments of `doxa.fit` that determine the result."""
     chosen = make_method(method, settings, warn=False)  # the command warned
     if schema.classes is not None and "classification" not in doxa.methods()[method].tasks:
         raise MethodError(
@@ -250,25 +276,12 @@ def fit_arrays(
             "choose another method, or --likelihood gaussian for a number"
         )
     net = make_net(plan, schema.inputs, schema.outputs) if chosen.needs_network else None
-    posterior = doxa.fit(
-        net,
-        (x, y) if tasks is None else grouped(x, y, tasks),
-        chosen,
-        likelihood=assumed(schema.likelihood) if schema.assumed else schema.likelihood,
-        standardize=True,
-        seed=plan.seed,
-        validation=plan.held_out,
-        checkpoint=None if checkpoint is None else str(checkpoint),
-        checkpoint_every=checkpoint_every,
-        progress=True,
-        **plan.options(),
-        **({} if together is None else together.options()),
-    )
-    posterior.metadata["table"] = schema.to_json()
-    posterior.metadata["method"] = method
-    if net is not None and nets.builder_of(net) is None:
-        posterior.metadata["net"] = plan.net
-    return posterior
+    asked = {
+        "data": (x, y) if tasks is None else grouped(x, y, tasks), "method": chosen,
+        "likelihood": assumed(schema.likelihood) if schema.assumed else schema.likelihood,
+        "standardize": True, "seed": plan.seed, "validation": plan.held_out,
+    }  # fmt: skip
+    return net, asked | plan.options() | ({} if together is None else together.options())
 
 
 def network_size(plan: Plan, method: Method, schema: Schema) -> int:

@@ -56,6 +56,28 @@ class Batch:
         points = None if self.points is None else self.points[s]
         return Batch(pick(self.x), pick(self.y), self.scale[s], weight, False, points)
 
+    def pieces(self, size: int) -> list[tuple[slice, float, Batch]]:
+        """The rows in pieces of at most `size`, each with its place and its share of the rows. The
+        scale of a piece is that of a batch of its own, so that the mean of an objective over the
+        pieces, weighted with these shares, is the objective of the batch."""
+        rows, lead = batch_rows(self), 0 if self.shared else 1
+
+        def cut(t: Tensor, where: slice) -> Tensor:
+            return t.narrow(lead, where.start, where.stop - where.start)
+
+        found = []
+        for start in range(0, rows, size):
+            where = slice(start, min(start + size, rows))
+            share = (where.stop - where.start) / rows
+            pick = lambda tree, where=where: tree_map(lambda t: cut(t, where), tree)  # noqa: E731
+            weight = None if self.weight is None else self.weight[..., where]
+            points = None if self.points is None else pick(self.points)
+            piece = Batch(
+                pick(self.x), pick(self.y), self.scale / share, weight, self.shared, points
+            )
+            found.append((where, share, piece))
+        return found
+
     def expand_particles(self, k: int) -> Batch:
         """The same rows for each of k particles per member: M·k in place of M."""
         again: Callable[[Tensor], Tensor] = lambda t: t.repeat_interleave(k, 0)  # noqa: E731

@@ -55,7 +55,8 @@ def _run_fit(
     checkpoints: FitCheckpoints | None, parts: bool,
 ) -> tuple[list[Posterior], Progress]:  # fmt: skip
     driver = Driver(run, method, checkpoints)
-    result = driver.drive()
+    with run.engine.rounding():
+        result = driver.drive()
     count = run.size // len(specs)
     seconds = time.monotonic() - began
     with threads_for(driver.product):
@@ -78,7 +79,7 @@ def _posterior(
     longest = max(result.modes.values(), key=itemgetter(0), default=[0, None])
     record.diagnostics |= {
         "engine": run.engine.kind, "mode": longest[1], "engine_reason": run.engine.reason,
-        "precision": "bfloat16" if run.engine.half else "full",
+        "precision": run.engine.precision,
         "seconds": seconds, "steps": result.done,
     }  # fmt: skip
     record.stats = {

@@ -657,6 +657,17 @@ def _constants(
     }
 
 
+def expected_kind(
+    problem: Problem, method: Method, requested: str | Engine, members: int, device: torch.device
+) -> str:
+    """The kind of engine that `select_engine` will choose, unless stacking fails."""
+    if requested != "auto":
+        return Engine.parse(requested).kind
+    if isinstance(problem, Network):
+        return choose_engine(problem.net, members * method.width, device).kind
+    return "stack" if method.modules_stack and members > 1 else "loop"
+
+
 def expects_by_tensor(
     problem: Problem, method: Method, requested: str | Engine, members: int, device: torch.device
 ) -> bool:
@@ -664,12 +675,14 @@ def expects_by_tensor(
     if not isinstance(problem, Network) or device.type != "cpu" or problem.layout.size < LARGE:
         return False
     if requested == "auto":
-        return choose_engine(problem.net, members * method.width, device).kind == "loop"
+        return expected_kind(problem, method, requested, members, device) == "loop"
     given = Engine.parse(requested)
     return given.kind == "loop" and given.mode in (None, "eager")
 
 
-def select_engine(run: Run, requested: str | Engine, method: Method, half: bool = False) -> Engine:
+def select_engine(
+    run: Run, requested: str | Engine, method: Method, precision: str = "full"
+) -> Engine:
     """The requested engine, or one chosen by rule; "loop" if stacking fails."""
     own, width = not isinstance(run.problem, Network), method.num_particles_on(run.problem)
     if requested != "auto":
@@ -682,7 +695,7 @@ def select_engine(run: Run, requested: str | Engine, method: Method, half: bool 
         chosen = choose_engine(run.net, run.size * width, run.device)
     if own:
         return chosen
-    chosen = replace(chosen, half=half)
+    chosen = replace(chosen, half=precision == "bfloat16", tf32=precision == "tf32")
     wide = run.expand_particles(width) if width > 1 else run
     size = min(run.settings.batch_size, 8)
     rows = Batches(run.rows, wide.split_of, wide.keys, size, "trial", most=1)
@@ -720,8 +733,10 @@ def fingerprint(run: Run, method: Method, specs: Sequence[RunSpec]) -> str:
         "layout": [[e.name, list(e.shape)] for e in run.layout.entries],
         "rows": [len(r) for r in data.rows], "total": data.total,
     }  # fmt: skip
-    if run.engine.half:
-        facts["precision"] = "bfloat16"
+    if run.engine.precision != "full":
+        facts["precision"] = run.engine.precision
+    if run.settings.microbatch is not None:
+        facts["microbatch"] = run.settings.microbatch
     digest.update(json.dumps(facts, sort_keys=True).encode())
     leaves = tree_flatten((data.x, data.y))[0]
     leaves += [t for t in (data.weight, run.initial) if t is not None]

@@ -21,7 +21,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import wraps
@@ -165,6 +165,33 @@ class _Convolutions:
 _convolutions = _Convolutions()
 
 
+class _Rounded:
+    """Lets a CUDA device round the operands of float32 products to TF32, inside a context. The
+    switches belong to the process, so they are restored when the last of several threads leaves."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside, self._before = 0, (False, False)
+
+    def __enter__(self) -> None:
+        products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
+        with self._lock:
+            if self._inside == 0:
+                self._before = products.allow_tf32, convolutions.allow_tf32
+                products.allow_tf32 = convolutions.allow_tf32 = True
+            self._inside += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
+                products.allow_tf32, convolutions.allow_tf32 = self._before
+
+
+_rounded = _Rounded()
+
+
 class default_modes:  # noqa: N801  (a context, like torch.no_grad)
     """A context and decorator in which torch has its default modes: no autocast, and the CPU as the
     default device; in training also with gradients, outside inference mode, and with deterministic
@@ -246,6 +273,8 @@ class Engine:
     half : bool
         Whether the network's products are in bfloat16, by autocast. Weights, sums over rows, and
         everything outside the network stay in full precision.
+    tf32 : bool
+        Whether a CUDA device rounds the operands of float32 products while a fit trains.
     """
 
     kind: str = "stack"
@@ -255,6 +284,7 @@ class Engine:
     reason: str = ""
     product: float = 0.0
     half: bool = False
+    tf32: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in ("stack", "loop"):
@@ -271,6 +301,15 @@ class Engine:
             raise MethodError(f"engine must be a name or an Engine, not {spec!r}")
         kind, _, mode = spec.partition(":")
         return cls(kind, mode or "eager", reason="asked for")
+
+    @property
+    def precision(self) -> str:
+        """As in `fit`: "full", "tf32" or "bfloat16"."""
+        return "bfloat16" if self.half else "tf32" if self.tf32 else "full"
+
+    def rounding(self) -> AbstractContextManager[None]:
+        """The context of training in which products have this precision."""
+        return _rounded if self.tf32 else nullcontext()
 
     @property
     def label(self) -> str:

@@ -39,7 +39,7 @@ from doxa.method import (
     noise_on_held_out,
     optimise,
 )
-from doxa.method.method import Alternatives
+from doxa.method.method import Alternatives, Workload
 from doxa.posterior import Posterior, SamplePosterior
 
 _LOG_NOISE = "likelihood.log_noise"
@@ -83,11 +83,17 @@ def _some(rows: Tensor) -> Tensor:
 class MAP(Method):
     """Maximum a posteriori by stochastic gradients."""
 
+    rate_by_network: ClassVar[bool] = True
     name: ClassVar[str] = "map"
     half_precision: ClassVar[bool] = True
     overfits: ClassVar[bool] = True
     alternatives: ClassVar[Alternatives] = Alternatives()
+    copies: ClassVar[float] = 15.0
     large_copies: ClassVar[tuple[float, float] | None] = (4.0, 1.0)  # θ, m, v, the last good θ; ∇
+
+    def planned_bytes(self, work: Workload) -> int:
+        tiles = min(40 << 20, 3 * work.copy) if work.by_tensor else min(64 << 20, 24 * work.copy)
+        return super().planned_bytes(work) + tiles  # the predictions of all members at rows
 
     def stages(self, run: Run) -> Iterable[Stage]:
         yield optimise(log_joint, run.steps)

@@ -57,6 +57,7 @@ class SnapshotEnsemble(Method):
         The number of first snapshots that are dropped, because they are the least trained.
     """
 
+    rate_by_network: ClassVar[bool] = True
     name: ClassVar[str] = "snapshot"
     renamed: ClassVar[Mapping[str, str]] = {"size": "snapshots"}
     half_precision: ClassVar[bool] = True

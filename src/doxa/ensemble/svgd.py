@@ -55,6 +55,7 @@ class SVGD(Method):
         T, which multiplies the repulsion.
     """
 
+    rate_by_network: ClassVar[bool] = True
     name: ClassVar[str] = "svgd"
     half_precision: ClassVar[bool] = True
     overfits: ClassVar[bool] = True

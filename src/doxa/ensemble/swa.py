@@ -57,6 +57,7 @@ class SWA(Method):
         α₂, as a share of α₁, of the cyclic schedule.
     """
 
+    rate_by_network: ClassVar[bool] = True
     name: ClassVar[str] = "swa"
     renamed: ClassVar[Mapping[str, str]] = {"share": "average", "rate": "swa_lr"}
     half_precision: ClassVar[bool] = True

@@ -213,6 +213,7 @@ class FunctionalVI(DrawnWeights):
         The share of the last steps over which q is averaged (Polyak); 0: the last iterate.
     """
 
+    sums_over_rows: ClassVar[bool] = False
     name: ClassVar[str] = "fbnn"
     renamed: ClassVar[Mapping[str, str]] = {
         "share": "eigenvalue_share",

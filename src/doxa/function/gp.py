@@ -120,6 +120,7 @@ class GP(Method):
     True
     """
 
+    sums_over_rows: ClassVar[bool] = False
     name: ClassVar[str] = "gp"
     renamed: ClassVar[Mapping[str, str]] = {"fit_hyper": "learn_kernel"}
     default_steps: ClassVar[int] = 0

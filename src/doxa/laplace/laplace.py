@@ -270,6 +270,7 @@ class Laplace(Method):
         Gaussian at θ* would be "worse-than-map", that is, predict much worse than θ* alone.
     """
 
+    rate_by_network: ClassVar[bool] = True
     name: ClassVar[str] = "laplace"
     renamed: ClassVar[Mapping[str, str]] = {
         "polish": "newton_steps",

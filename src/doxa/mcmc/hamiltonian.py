@@ -197,6 +197,7 @@ class Hamiltonian(Kernel):
 
     tallied: ClassVar[tuple[str, ...]] = ("accept", "divergent", "leapfrogs")
     copies: ClassVar[float] = 36.0
+    state_copies: ClassVar[float | None] = 1.0
 
     target_accept: float
     mass: str

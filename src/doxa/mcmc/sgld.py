@@ -58,6 +58,7 @@ class SGLD(StochasticGradient):
     renamed: ClassVar[Mapping[str, str]] = {"step": "step_size"}
     default_rate: ClassVar[float] = 1e-2
     columnwise: ClassVar[bool] = True
+    state_copies: ClassVar[float | None] = 0.0
     large_copies: ClassVar[tuple[float, float] | None] = (2.0, 1.0)  # θ, the last good θ; ∇
 
     draws: int = whole(100, least=1)

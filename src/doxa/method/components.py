@@ -35,6 +35,7 @@ class Components(Method):
         The standard deviation of the initial factors around one. 0 means random signs.
     """
 
+    rate_by_network: ClassVar[bool] = True
     overfits: ClassVar[bool] = True
     alternatives: ClassVar[Alternatives] = Alternatives()
     half_precision: ClassVar[bool] = True

@@ -33,12 +33,13 @@ where it belongs, or a similar name (`keywords`, `check_settings`).
 **Memory.** `fit` compares the method's `planned_bytes` for the `Workload` with the available
 memory, before anything of the size of all members is allocated. If the estimate is larger, it
 raises an error with the figure (`check_planned`). The estimate counts memory that grows with
-members and weights, or with rows if a method stores a matrix of them. It does not count the
-activations of a batch, nor Python and torch themselves. It only decides whether a fit starts; it
-does not change the result.
+members and weights, or with rows if a method stores a matrix of them, and the activations that a
+step keeps for its backward pass. It does not count Python and torch themselves. It only decides
+whether a fit starts; it does not change the result. `planned_parts` divides it by what it is for,
+and `smaller_plans` computes it again with settings that take less; `doxa.plan` shows both.
 
-**Precision.** `in_half` checks whether a fit may use half precision: methods that follow stochastic
-gradients may, and methods that need exact values may not.
+**Precision.** `check_precision` checks whether a fit may use half precision: methods that follow
+stochastic gradients may, and methods that need exact values may not.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ import dataclasses
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import wraps
 from numbers import Integral, Real
 from types import MappingProxyType
@@ -110,6 +111,16 @@ class Workload:
         Whether steps make no copies of a row of weights (`Run.by_tensor`).
     held_out : bool
         Whether the best state on held-out rows is kept.
+    activations : int
+        Bytes that a pass through the network keeps for its backward pass, for one row.
+    at_once : int
+        Members (times particles) whose gradient is computed at once.
+    microbatch : int, optional
+        The most rows whose gradient is computed at once. None means all rows of a step.
+    moments : int
+        Numbers per weight that the optimiser keeps.
+    parts : bool
+        Whether the members are networks that each leave out a part of the rows, before the fit.
     """
 
     members: int
@@ -125,19 +136,26 @@ class Workload:
     draws_budget: int
     by_tensor: bool = False
     held_out: bool = False
+    activations: int = 0
+    at_once: int = 1
+    microbatch: int | None = None
+    moments: int = 2
+    parts: bool = False
 
     @classmethod
     def of(
         cls, problem: Problem, data: Data, members: int, batch: int, output: Any, inputs: Any,
-        draws_budget: int | None, by_tensor: bool = False,
+        draws_budget: int | None, by_tensor: bool = False, at_once: int = 1,
+        microbatch: int | None = None, moments: int = 2, parts: bool = False,
     ) -> Workload:  # fmt: skip
         model = problem.model
         brought = sum(module.layout.size for module in problem.modules.values())
         uncertain = weights = problem.layout.size
-        features = 0
+        features = activations = 0
         if model is not None:
             brought += model.layers.size
             uncertain = problem.layout.select(model.subset_names).size
+            activations = model.row_bytes
             last = [e.shape for e in problem.layout.entries if e.name == f"{model.head}.weight"]
             features = last[0][-1] if last else 0
         if draws_budget is None:
@@ -145,7 +163,8 @@ class Workload:
         return cls(
             members, weights, uncertain, brought, max(map(len, data.rows)), _count(inputs),
             _count(output), features, batch, torch.finfo(data.dtype).bits // 8, draws_budget,
-            by_tensor, data.validation is not None,
+            by_tensor, data.validation is not None, activations, at_once, microbatch, moments,
+            parts,
         )  # fmt: skip
 
     @property
@@ -153,25 +172,112 @@ class Workload:
         """Bytes of one copy of all members' weights."""
         return self.members * (self.weights + self.brought) * self.itemsize
 
+    @property
+    def step_rows(self) -> int:
+        """Rows whose gradient is computed at once."""
+        return min(self.batch, self.microbatch or self.batch)
+
+    @property
+    def step_activations(self) -> int:
+        """Bytes that a step keeps for its backward pass."""
+        return self.at_once * self.step_rows * self.activations
+
+
+def drawn_bytes(draws: int, work: Workload) -> int:
+    """The memory of a prediction with this number of drawn weights: four numbers for each while it
+    is drawn, in groups of at most 256 MiB, of which two are there at a time
+    (`posterior/weights.py`)."""
+    one, each = 4 * work.uncertain * work.itemsize, -(-draws // work.members)
+    most = max(1, (256 << 20) // max(1, one))
+    if work.members * each <= most:
+        return one * work.members * each
+    return 2 * one * min(each, most)
+
+
+def planned_parts(method: Method, work: Workload) -> dict[str, int]:
+    """The peak memory of a fit in bytes, by what it is for; empty parts are not listed.
+
+    Everything but the activations adds up to the method's `planned_bytes`. "working copies" are
+    temporary tensors of a step or of a prediction, and matrices of the method."""
+    rest, copy = method.planned_bytes(work), work.copy * method.width
+    state = method.state_copies
+    state = float(work.moments) if state is None else state
+    large = work.by_tensor and method.large_copies is not None
+    draws = min(method.kept_draws * copy, work.draws_budget)
+    sizes = {
+        "weights": copy,
+        "state of the method and the optimiser": int(state * copy),
+        "gradients": copy // work.members if work.by_tensor else copy,
+        "last finite state": copy if large else int((1.0 + state) * copy),
+        "held-out copy": copy if work.held_out and method.overfits else 0,
+        "draws kept": draws,
+    }
+    parts: dict[str, int] = {}
+    for name, size in sizes.items():
+        parts[name] = min(size, rest)
+        rest -= parts[name]
+    parts |= {"working copies": rest, "activations": work.step_activations}
+    return {name: size for name, size in parts.items() if size > 0}
+
+
+def smaller_plans(method: Method, work: Workload) -> dict[str, int]:
+    """Changes of settings that need less memory, with the bytes that then are needed, the smallest
+    first."""
+    single = replace(work, members=1, at_once=1 if work.at_once == 1 else method.width)
+    changes = {
+        f"microbatch={max(1, work.step_rows // 4)}": replace(
+            work, microbatch=max(1, work.step_rows // 4)
+        ),
+        'engine="loop"': replace(work, at_once=1),
+        "draws_budget=0 (draws on disk)": replace(work, draws_budget=0),
+        "validation=None (no early stopping, and the fit is not evaluated)": replace(
+            single if work.parts else work, held_out=False
+        ),
+    }
+    if not work.parts:
+        changes["one member at a time, with members=[0], members=[1], …"] = single
+    if work.features and work.uncertain > (last := (work.features + 1) * work.outputs):
+        changes['subset="last_layer"'] = replace(work, uncertain=last)
+    now = sum(planned_parts(method, work).values())
+    found = {text: sum(planned_parts(method, own).values()) for text, own in changes.items()}
+    worth = {text: size for text, size in found.items() if size < 0.95 * now}
+    return dict(sorted(worth.items(), key=lambda item: item[1]))
+
 
 def check_planned(method: Method, work: Workload, device: torch.device) -> int:
     """The estimated bytes of a fit; an error if they are not available."""
-    need = method.planned_bytes(work)
-    what = f"{work.members} members" if work.members > 1 else "one member"
-    if work.weights:
-        what += f" of {work.weights:,} weights"
-    require(need, device, f"{method.name} with {what}", method.smaller)
+    parts = planned_parts(method, work)
+    need = sum(parts.values())
+    if need > free_memory(device):
+        what = f"{work.members} members" if work.members > 1 else "one member"
+        if work.weights:
+            what += f" of {work.weights:,} weights"
+        changes = smaller_plans(method, work).items()
+        less = "; ".join(f"{text} takes {in_units(size)}" for text, size in changes)
+        smaller = f"{less}; or {method.smaller}" if less else method.smaller
+        require(need, device, f"{method.name} with {what}", smaller, parts)
     return need
 
 
-def require(need: int, device: torch.device, what: str, smaller: str) -> None:
+def require(
+    need: int, device: torch.device, what: str, smaller: str, parts: Mapping[str, int] | None = None
+) -> None:
     """Raise an error with the figures if `need` bytes are not available."""
     free = free_memory(device)
     if need > free:
+        each = ", ".join(f"{name} {in_units(size)}" for name, size in (parts or {}).items())
         raise MemoryBudgetError(
             f"{what} takes about {need / 2**30:.3g} GiB ({need} bytes), and {free / 2**30:.3g} GiB "
-            f"are available on {device}: {smaller}"
+            f"are available on {device}{f' ({each})' if each else ''}: {smaller}"
         )
+
+
+def in_units(size: float) -> str:
+    """A number of bytes in a readable unit."""
+    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size >= factor:
+            return f"{size / factor:.3g} {unit}"
+    return f"{size:.0f} B"
 
 
 def _count(shapes: Any) -> int:
@@ -507,7 +613,9 @@ class Method(metaclass=_Renaming):
     shrinks: ClassVar[bool] = False  # it may collapse to its prior: training rows are checked
     needs_network: ClassVar[bool] = True
     uses_rate: ClassVar[bool] = True  # a grid over lr changes something
+    rate_by_network: ClassVar[bool] = False  # the default rate suits the network (`optim.rate_for`)
     regression_only: ClassVar[bool] = False
+    sums_over_rows: ClassVar[bool] = True  # its objective is one: `microbatch` divides it
     is_ensemble: ClassVar[bool] = False  # more members are the way to a wider posterior
     # The settings with which held-out rows choose the prior scale; empty: they cannot.
     by_held_out: ClassVar[Mapping[str, Any]] = MappingProxyType({})
@@ -521,6 +629,8 @@ class Method(metaclass=_Renaming):
     # whose steps make none; None: `copies`. With held-out rows, there is one more of `best_copies`.
     large_copies: ClassVar[tuple[float, float] | None] = None
     best_copies: ClassVar[float] = 1.0
+    # Copies of all weights in the state besides the weights; None: the optimiser's moments.
+    state_copies: ClassVar[float | None] = None
     predicted_draws: ClassVar[int] = 0  # draws of the weights held at once to predict held-out rows
     # Advice in the error message if memory is short:
     smaller: ClassVar[str] = (
@@ -622,7 +732,7 @@ class Method(metaclass=_Renaming):
             drawn = min(self.kept_draws * particles, work.draws_budget)
             return int((every + one / work.members) * particles) + drawn
         kept = min(self.kept_draws * particles, work.draws_budget)
-        predicting = self.predicted_draws * work.weights * work.itemsize
+        predicting = drawn_bytes(self.predicted_draws, work)
         return int(self.copies * particles) + kept + predicting
 
     def prepare(self, problem: Problem) -> Problem:
@@ -685,17 +795,24 @@ def as_method(spec: str | Method | type[Method]) -> Method:
     raise MethodError(f"method must be a name or a method object, not {spec!r}")
 
 
-def in_half(precision: str, method: Method, run: Run) -> bool:
-    """For a precision other than "full": True, or an error if bfloat16 is not accurate enough."""
-    if precision != "bfloat16":
-        raise MethodError(f"precision must be 'full' or 'bfloat16', not {precision!r}")
+def check_precision(precision: str, method: Method, run: Run) -> None:
+    """An error if the precision is unknown, or not accurate enough for the method."""
+    if precision == "full":
+        return
+    if precision not in ("bfloat16", "tf32"):
+        raise MethodError(f"precision must be 'full' or 'bfloat16' or 'tf32', not {precision!r}")
     if not method.half_precision or not isinstance(run.problem, Network):
         raise MethodError(
-            f"{method.name} computes in full precision only: the three digits of bfloat16 are not "
-            "enough for acceptance steps, curvature and kernels; do not set precision"
+            f"{method.name} computes in full precision only: the three digits of {precision} are "
+            "not enough for acceptance steps, curvature and kernels; do not set precision"
         )
     if run.dtype != torch.float32:
         raise MethodError(
-            f"precision='bfloat16' is mixed with float32, not {run.dtype}: give dtype=torch.float32"
+            f"precision={precision!r} is mixed with float32, not {run.dtype}: give "
+            "dtype=torch.float32"
         )
-    return True
+    if precision == "tf32" and run.device.type != "cuda":
+        raise MethodError(
+            f"precision='tf32' is of CUDA devices, and the fit is on {run.device}: give "
+            "device='cuda', or do not set precision"
+        )

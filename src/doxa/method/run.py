@@ -30,6 +30,7 @@ from doxa.method.state import (
     NoClock,
     Objective,
     State,
+    accumulated,
     as_buffers,
     buffer_name,
     buffers_of,
@@ -81,6 +82,7 @@ class FitSettings:
     steps: int = 1
     rate: float = 1e-2
     batch_size: int = 1
+    microbatch: int | None = None  # the most rows whose gradient is computed at once
     epoch_steps: int = 1
     optimizer: Optimizer = field(default_factory=Adam)
     fresh: bool = True  # re-initialise the weights for each member, else use the network's weights
@@ -573,6 +575,18 @@ class Run:
     ) -> tuple[Tensor, State, State]:
         """The value of an objective, [M], its gradient with respect to each name, and the state
         entries that it changed. The engine decides how many members are computed at a time."""
+        size = self.settings.microbatch
+        if size is not None and size < batch_rows(batch):
+            return accumulated(
+                self, params, batch, clock, size,
+                lambda own, piece, at: self._whole(objective, own, piece, at, over),
+            )  # fmt: skip
+        return self._whole(objective, params, batch, clock, over)
+
+    def _whole(
+        self, objective: Objective, params: State, batch: Batch, clock: Clock, over: Sequence[str]
+    ) -> tuple[Tensor, State, State]:
+        """As `value_and_grad`, of all rows of the batch at once."""
         parts = list(self.engine.chunks(self.size))
         if len(parts) == 1:
             return differentiated(self, objective, params, batch, clock, over)

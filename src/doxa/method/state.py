@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from doxa.data import Batch
+from doxa.data import Batch, batch_rows
 from doxa.errors import MethodError
 from doxa.linalg.layout import LARGE, NeedsRow, SplitRow
 from doxa.noise import Noise, PrefetchedNoise
@@ -147,6 +147,44 @@ class ColumnClock(Clock):
             assert isinstance(self.source, PrefetchedNoise)
             self._streams[call] = self.source.stream(self.member, self.size, self.t, call)
         return self._streams[call](*shape).unsqueeze(0)
+
+
+class PieceClock(Clock):
+    """The clock of a piece of a batch (`Batch.pieces`): the noise of its rows is that which they
+    have in the whole batch, and all other noise is the same for all pieces.
+
+    Parameters
+    ----------
+    clock : Clock
+        The clock of the batch.
+    where : slice
+        The place of the piece.
+    rows : int
+        The number of rows of the batch.
+    """
+
+    def __init__(self, clock: Clock, where: slice, rows: int) -> None:
+        super().__init__(
+            clock.t, clock.rate, clock.steps, clock.source, clock.owned, list(clock.calls),
+            clock.reported,
+        )  # fmt: skip
+        self.where, self.of = where, rows
+
+    def rows(self, kind: str, *shape: int) -> Tensor:
+        own = self.where.stop - self.where.start
+        if shape[0] % own:  # not one entry or several per row
+            return super().rows(kind, *shape)
+        each = shape[0] // own
+        drawn = super().rows(kind, each * self.of, *shape[1:])  # [M, rows, ...]
+        return drawn[:, each * self.where.start : each * self.where.stop]
+
+    def select_members(self, members: slice) -> Clock:
+        return PieceClock(super().select_members(members), self.where, self.of)
+
+    def expand_particles(self, k: int) -> Clock:
+        wide = PieceClock(super().expand_particles(k), self.where, self.of)
+        wide.calls = self.calls
+        return wide
 
 
 class NoClock(Clock):
@@ -275,6 +313,31 @@ def differentiated(
     return value if known is None else value + known.value, found, changed
 
 
+def accumulated(
+    run: Run, params: State, batch: Batch, clock: Clock, size: int,
+    each: Callable[[State, Batch, Clock], tuple[Tensor, State, State]],
+) -> tuple[Tensor, State, State]:  # fmt: skip
+    """The value and the gradients of a batch, from `each` of pieces of at most `size` rows: only
+    the activations of one piece are in memory. Buffers that a pass changes go from piece to
+    piece."""
+    rows, changed = batch_rows(batch), State()
+    value: Tensor | None = None
+    grads: State = {}
+    for where, share, piece in batch.pieces(size):
+        at = PieceClock(clock, where, rows)
+        own, found, more = each({**params, **changed}, piece, at)
+        changed |= more
+        if value is None:
+            value, grads = own * share, {name: grad * share for name, grad in found.items()}
+            continue
+        value = value + own * share
+        for name, grad in found.items():
+            grads[name].add_(grad, alpha=share)
+    assert value is not None
+    clock.continue_from(at)
+    return value, grads, changed
+
+
 def joined(parts: Sequence[State]) -> State:
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
@@ -333,10 +396,16 @@ def gradients_by_tensor(
     if not run.by_tensor or key in run.cached:
         return None
     called, values, changes = list(clock.calls), [], []
+    size = run.settings.microbatch
     for part in run.engine.chunks(run.size):
         at = clock.select_members(part)
         try:
-            found, value, changed = _gradient(run, objective, params, batch, at, part, loss)
+            if size is None or size >= batch_rows(batch):
+                found, value, changed = _gradient(run, objective, params, batch, at, part, loss)
+            else:
+                found, value, changed = _of_pieces(
+                    run, objective, params, batch, at, part, loss, size
+                )
         except NeedsRow:  # the gradient is taken by rows, here and in all further steps
             run.cached[key] = True
             clock.calls[:] = called
@@ -347,6 +416,34 @@ def gradients_by_tensor(
         changes.append(changed)
     clock.continue_from(at)
     return torch.cat(values), joined(changes)
+
+
+def _of_pieces(
+    run: Run, objective: Objective, params: State, batch: Batch, clock: Clock, part: slice,
+    loss: bool, size: int,
+) -> tuple[list[TensorGradient], Tensor, State]:  # fmt: skip
+    """As `_gradient`, accumulated over pieces of at most `size` rows."""
+    found: list[TensorGradient] = []
+
+    def each(params: State, piece: Batch, at: Clock) -> tuple[Tensor, State, State]:
+        share = batch_rows(piece) / batch_rows(batch)
+        own, value, changed = _gradient(run, objective, params, piece, at, part, loss)
+        if not found:
+            for one in own:
+                one.grad.mul_(share)
+            found.extend(own)
+        else:
+            for total, one in zip(found, own, strict=True):
+                total.grad.add_(one.grad, alpha=share)
+        whole = {name: params[name].clone() for name in changed} if run.size > 1 else {}
+        for name, rows in whole.items():  # `params` has all members, `changed` those of `part`
+            rows[part] = changed[name]
+        return value, {}, whole or changed
+
+    value, _, changed = accumulated(run, params, batch, clock, size, each)
+    return found, value, {name: rows[part] for name, rows in changed.items()} if (
+        run.size > 1
+    ) else changed  # fmt: skip
 
 
 def _gradient(

@@ -15,7 +15,9 @@ network with a custom initialisation may also look trained; a new initialisation
 a conversion to numpy or rounding can cut the gradient: the outputs depend on the weights, but the
 gradient is zero or missing. An optimiser or a sampler would then silently leave these weights at
 the prior. A weight on which the outputs do not depend at all is no error; its posterior is the
-prior.
+prior. A backward pass that computes parts of the forward pass again (activation checkpointing) has
+the network's own weights there, because those that are fitted are arguments of a call that has
+ended; this is an error, too.
 """
 
 from __future__ import annotations
@@ -23,10 +25,12 @@ from __future__ import annotations
 import copy
 import logging
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_map
 
 from doxa.data import cast
@@ -192,7 +196,18 @@ def check_gradient_flow(model: Model, start: Tensor, x: Any) -> Any:
     leaves = {k: v.detach().requires_grad_() for k, v in own.items()}
     with torch.enable_grad():
         f = model.forward(leaves, x)
-    suspects = _without_gradient(leaves, f)
+    found = _with_nan_weights(model, leaves, lambda: _gradients(leaves, f))
+    if _has_nan(found):
+        with torch.enable_grad():
+            f = model.forward(leaves, x)
+        if not _has_nan(_gradients(leaves, f)):
+            raise ModelError(
+                "the network computes a part of its forward pass again in the backward pass, as "
+                "torch.utils.checkpoint does: that part would have the network's own weights in "
+                "place of those that are fitted, and wrong gradients. Switch it off "
+                "(gradient_checkpointing_disable() in transformers); microbatch= saves memory, too"
+            )
+    suspects = _without_gradient(leaves, found)
     if suspects:
         _check_cut(model, own, suspects, x)
     return f
@@ -212,14 +227,47 @@ def _check_cut(model: Model, own: Params, suspects: list[str], x: Any) -> None:
         )
 
 
-def _without_gradient(leaves: Params, f: Any) -> list[str]:
-    """The names of weights without a gradient; all names if all gradients are zero."""
+def _gradients(leaves: Params, f: Any) -> list[Tensor | None]:
+    """The gradients of a function of the outputs f, which their graph is needed for once."""
     with torch.enable_grad():
         outputs = [leaf for leaf in tree_flatten(f)[0] if leaf.requires_grad]
         if not outputs:
-            return list(leaves)
+            return [None] * len(leaves)
         total = torch.stack([f.double().square().sum() + f.double().sum() for f in outputs]).sum()
-        grads = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+        return list(torch.autograd.grad(total, list(leaves.values()), allow_unused=True))
+
+
+class _Around(nn.Module):
+    """A network, around which a function is called."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, call: Callable[[], list[Tensor | None]]) -> list[Tensor | None]:
+        return call()
+
+
+def _with_nan_weights(
+    model: Model, leaves: Params, call: Callable[[], list[Tensor | None]]
+) -> list[Tensor | None]:
+    """The result of a call during which the network's own weights are NaN. A backward pass does not
+    use them, unless it computes a part of the forward pass again."""
+    nan = {
+        f"net.{k}": v.new_full((), torch.nan, requires_grad=True).expand(v.shape)
+        for k, v in leaves.items()
+    }
+    with model.turn:
+        found: list[Tensor | None] = functional_call(_Around(model.net), nan, (call,))
+    return found
+
+
+def _has_nan(grads: list[Tensor | None]) -> bool:
+    return any(grad is not None and bool(grad.isnan().any()) for grad in grads)
+
+
+def _without_gradient(leaves: Params, grads: list[Tensor | None]) -> list[str]:
+    """The names of weights without a gradient; all names if all gradients are zero."""
     if not any(g is not None and bool((g != 0).any()) for g in grads):
         return list(leaves)
     return [name for name, grad in zip(leaves, grads, strict=True) if grad is None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial, reduce
@@ -60,9 +60,16 @@ def masked_layers(order: Sequence[str], dropouts: Collection[str]) -> dict[str, 
     return masked
 
 
-def reset(net: nn.Module, given: Mapping[str, Tensor]) -> set[str]:
-    """Re-initialise all layers with `reset_parameters`. Returns the names of parameters that no
-    layer set, which have their `given` values."""
+def reset(net: nn.Module, given: Mapping[str, Tensor]) -> tuple[set[str], set[str]]:
+    """Re-initialise all layers. Returns the names of two kinds of parameters that no
+    `reset_parameters` sets: those that are drawn by the rule below, and those that have their
+    `given` values, although these are not the same number everywhere.
+
+    A tensor of two or more axes (the weight of a GPT-2 `Conv1D`, a position embedding) is drawn
+    from N(0, s²), with s the root mean square of its given values: in a new network, that is the
+    scale of its initialiser. A constant tensor (the scale or shift of a normalisation, a bias of
+    zeros) starts with the same values in every new network, and stays. A vector that is not
+    constant stays, too: whether it is a scale, a shift or a bias is not known."""
     with torch.no_grad():
         for p in net.parameters():
             p.fill_(torch.nan)  # a value that is still NaN afterwards was not set
@@ -74,11 +81,21 @@ def reset(net: nn.Module, given: Mapping[str, Tensor]) -> set[str]:
         for module in net.modules():
             if hasattr(module, "reset_lora_parameters"):
                 _reset_adapters(module)
-        missed = {name for name, p in net.named_parameters() if p.isnan().any()}
+        drawn: set[str] = set()
+        stayed: set[str] = set()
         for name, p in net.named_parameters():
-            if name in missed:
-                p.copy_(given[name])
-    return missed
+            if not p.isnan().any():
+                continue
+            value = given[name]
+            p.copy_(value)
+            if not value.is_floating_point() or value.numel() == 0:
+                continue
+            if p.requires_grad and p.ndim > 1 and not bool((value == value.flatten()[0]).all()):
+                p.normal_().mul_(value.double().square().mean().sqrt().to(p))
+                drawn.add(name)
+            elif not bool((value == value.flatten()[0]).all()) or value.numel() == 1:
+                stayed.add(name)
+    return drawn, stayed
 
 
 def _reset_adapters(module: Any) -> None:
@@ -101,7 +118,8 @@ def fresh_rows(
     others = dict(others or {})
     kinds = [(given | others)[name].dtype for name in layout.names]
     rows = torch.empty(len(starts), layout.size, dtype=reduce(torch.promote_types, kinds))
-    missed: set[str] = set()
+    drawn: set[str] = set()
+    stayed: set[str] = set()
     own = copied_into(net, layout, rows[0])
     for row, (seed, member) in zip(rows, starts, strict=True):
         named = dict(own.named_parameters())
@@ -109,17 +127,21 @@ def fresh_rows(
             if name in named and named[name].dtype == rows.dtype:
                 named[name].data = row[where].view(named[name].shape)  # is initialised in place
         with drawing("init", seed, member):
-            missed = reset(own, given)
+            drawn, stayed = reset(own, given)
         for name, p in (dict(own.named_parameters()) | others).items():
             if name in layout.slices:
                 value = p.detach().flatten()
                 if value.data_ptr() != row[layout.slices[name]].data_ptr():
                     row[layout.slices[name]].copy_(value)
-    missed &= set(layout.names)
-    if missed:
+    if drawn := drawn & set(layout.names):
+        log.info(
+            "init='fresh': no reset_parameters sets %s: they are drawn from normals of the scale "
+            "of their given values", ", ".join(sorted(drawn))
+        )  # fmt: skip
+    if stayed := stayed & set(layout.names):
         log.warning(
             "init='fresh' cannot re-initialise %s: no reset_parameters sets them, so all members "
-            "start from the given values", ", ".join(sorted(missed))
+            "start from the given values", ", ".join(sorted(stayed))
         )  # fmt: skip
     return rows
 
@@ -293,6 +315,31 @@ def probe(net: nn.Module, known: Collection[str], x: Any) -> tuple[tuple[str, ..
         return new is not value or new._version != version or not torch.equal(new, values)
 
     return tuple(name for name, value in before.items() if changed(name, value)), numbers.drew
+
+
+def bytes_per_row(forward: Callable[..., Any], buffers: Params, one: Any, two: Any) -> int:
+    """The bytes that a pass keeps for its backward pass, per row: those of two rows minus those of
+    one, so that weights do not count. 0 if the pass fails; the trial of the engine reports why."""
+    found: list[int] = []
+    for x in (one, two):
+        kept: dict[int, Tensor] = {}  # by their memory, of which several may be views
+
+        def keep(value: Tensor, kept: dict[int, Tensor] = kept) -> Tensor:
+            place = value.untyped_storage().data_ptr()
+            if place not in kept or value.numel() > kept[place].numel():
+                kept[place] = value
+            return value
+
+        try:
+            with (
+                torch.enable_grad(), drawing("probe"),
+                torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value),
+            ):  # fmt: skip
+                forward({}, x, buffers=buffers)
+        except Exception:  # whatever the user's forward raises
+            return 0
+        found.append(sum(value.nbytes for value in kept.values()))
+    return max(0, found[1] - found[0])
 
 
 class Inside(NamedTuple):

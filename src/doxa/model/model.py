@@ -48,6 +48,7 @@ from doxa.linalg.layout import Entry, Layout, Params
 from doxa.model.functional import Functional
 from doxa.model.inspection import (
     Start,
+    bytes_per_row,
     draws_itself,
     duplicate,
     failure,
@@ -286,6 +287,7 @@ class Model:
         self.last: str | None = None  # the layer with weights that ran last, trainable or frozen
         self.widths: list[tuple[str, int]] = []  # output size of each layer for one row, in order
         self.calls: dict[str, tuple[Shape | None, ...]] = {}  # each layer's inputs for one row
+        self.row_bytes = 0  # what a pass keeps for its backward pass, for one row
         self.written: tuple[str, ...] = ()  # buffers that training writes, besides BatchNorm's
         self.drew = False  # whether a training pass drew random numbers itself
         self.given_facts: dict[str, Any] | None = None  # `facts` before a method's `prepare`
@@ -482,6 +484,7 @@ class Model:
         self.rows_first = {*trace.leads} <= {1} and {*twice.leads} <= {2}
         self.masked = masked_layers(trace.order, trace.dropouts) if trace.dropouts else {}
         self.written, self.drew = probe(self.net, self.momenta, two)
+        self.row_bytes = bytes_per_row(self.forward, self._scratch(), row, two)
         self.derive()
         return self
 

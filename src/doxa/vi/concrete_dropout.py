@@ -85,6 +85,7 @@ class ConcreteDropout(Method):
         first, "all" of the first too, "never" makes a network without dropout an error.
     """
 
+    rate_by_network: ClassVar[bool] = True
     name: ClassVar[str] = "concrete-dropout"
     renamed: ClassVar[Mapping[str, str]] = {"initial": "initial_p"}
     half_precision: ClassVar[bool] = True

@@ -37,11 +37,14 @@ from doxa.method import (
     optimise,
     unflatten_particles,
 )
-from doxa.method.method import Alternatives, between, positive, whole
+from doxa.method.method import Alternatives, Workload, between, drawn_bytes, positive, whole
 from doxa.posterior import GaussianPosterior, Posterior
 from doxa.priors import FanInNormal
 
 LOG_2PI_E = math.log(2 * math.pi * math.e)
+# Copies of all weights, as measured (`python -m benchmarks.large`): at the peak of the bound of a
+# large network, and during a prediction.
+_LARGE_COPIES, _LARGE_STATE, _STATE = 21.0, 7.0, 22.0
 
 
 @dataclass(frozen=True)
@@ -124,6 +127,14 @@ class VariationalGaussian(DrawnWeights):
     half_precision: ClassVar[bool] = True
 
     elbo_samples: int = whole(8, least=1)
+
+    def planned_bytes(self, work: Workload) -> int:
+        """The peak of training and of the bound, or of the prediction of rows after it."""
+        large = work.by_tensor
+        training = (_LARGE_COPIES if large else self.copies) * work.copy
+        tiles = 0 if large else min(48 << 20, 24 * work.copy)
+        after = (_LARGE_STATE if large else _STATE) * work.copy + tiles
+        return int(max(training, after + drawn_bytes(self.predicted_draws, work)))
 
     @abstractmethod
     def init_shape(self, run: Run) -> State:
@@ -225,6 +236,8 @@ class GaussianVI(VariationalGaussian):
         As in `VariationalGaussian`.
     """
 
+    rate_by_network: ClassVar[bool] = True
+    state_copies: ClassVar[float | None] = 5.0  # ρ, and the moments of mean and ρ
     alternatives: ClassVar[Alternatives] = Alternatives(
         FanInNormal(30.0),
         1.0,

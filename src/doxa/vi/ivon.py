@@ -92,6 +92,7 @@ class IVON(VariationalGaussian):
 
     name: ClassVar[str] = "ivon"
     default_rate: ClassVar[float] = 0.1
+    state_copies: ClassVar[float | None] = 2.0  # the variance and the momentum
     shape: ClassVar[tuple[str, ...]] = ("variance",)
     alternatives: ClassVar[Alternatives] = Alternatives(
         FanInNormal(30.0), 1.0, ({"initial_curvature": 10.0}, {"initial_curvature": 100.0})

@@ -69,6 +69,7 @@ class MCDropout(Method):
         makes it an error.
     """
 
+    rate_by_network: ClassVar[bool] = True
     name: ClassVar[str] = "mc-dropout"
     half_precision: ClassVar[bool] = True
     overfits: ClassVar[bool] = True

@@ -230,6 +230,14 @@ def fit(
             "interrupted fit. With --resume, a message is printed if there is nothing to resume.",
         ),
     ] = False,
+    plan_only: Annotated[
+        bool,
+        typer.Option(
+            "--plan",
+            help="Print the memory and the time that the fit would take, and what would make it "
+            "smaller, and stop. Nothing is fitted or written.",
+        ),
+    ] = False,
     allow_status: AllowStatus = False,
     verbose: Verbose = False,
 ) -> None:
@@ -261,10 +269,12 @@ def fit(
     asked = Calibration(calibrate, conformal, conformal_kind)
     asked.check_time(time)
     held_out.check_shares(test, split, asked, calibration_share)
-    fitting.prepare_out(out_folder, overwrite)
-    saved_runs.check_place(out_folder)
-    context.with_resource(store.exclusive(out_folder))  # until the command ends
-    checkpoint = fitting.prepare_out(out_folder, overwrite)  # a run may have been finished since
+    checkpoint = out_folder
+    if not plan_only:
+        fitting.prepare_out(out_folder, overwrite)
+        saved_runs.check_place(out_folder)
+        context.with_resource(store.exclusive(out_folder))  # until the command ends
+        checkpoint = fitting.prepare_out(out_folder, overwrite)  # it may have been finished since
     if net is not None and not chosen.needs_network:
         raise MethodError(f"method {method!r} needs no network: remove --net")
     frame, columns = schema.read_dataset(data, table)
@@ -293,6 +303,13 @@ def fit(
         out.print(f"{len(set(tasks))} tasks, by {escape(repr(task))}", highlight=False)
     for note in notes if not parts.whole else ():
         out.print(escape(note), highlight=False, soft_wrap=True)
+    if plan_only:
+        rows = parts.train
+        found = fitting.plan_arrays(
+            columns, x[rows], y[rows], method, settings or (), plan, tasks, together.some(rows)
+        )
+        out.print(escape(str(found)), highlight=False, soft_wrap=True)
+        return
     leaks: list[dict[str, Any]] = []
     if tasks is None:
         rows = parts.train

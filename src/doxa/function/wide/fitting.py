@@ -46,6 +46,7 @@ _FAR = math.log(1e3)  # how far σ_w and σ_b go from their start
 class InfinitelyWide(Method):
     """The settings of NNGP and NTK."""
 
+    sums_over_rows: ClassVar[bool] = False
     kind: ClassVar[str]
     posterior: ClassVar[type[WidePosterior]] = WidePosterior
     matrices: ClassVar[int] = 1  # [N, N] that a posterior holds for each member

@@ -1,0 +1,239 @@
+"""`plan`: what a fit will take, before it runs.
+
+`plan` has the arguments of `fit`. It reads and checks them as `fit` does, estimates the peak memory
+from the sizes alone, and times a gradient. No member is initialised or trained. The bytes are those
+with which `fit` decides whether it starts (`method/method.py`), so an error that refuses a fit
+shows the same numbers.
+
+The seconds are those of the gradients of all steps, as a passing measurement on this machine. They
+only inform: nothing in a fit depends on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, Unpack
+
+import torch
+from torch.utils._pytree import tree_map
+
+from doxa.data import Data, free_memory
+from doxa.driver.fits import Variant
+from doxa.driver.runs import Runs
+from doxa.fit import Call, FitOptions, read_call, with_options
+from doxa.method import Method
+from doxa.method.method import Workload, in_units, planned_parts, smaller_plans
+from doxa.model import Model
+
+__all__ = ["FitPlan", "plan"]
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return sorted(__all__)
+
+
+@dataclass(frozen=True)
+class FitPlan:
+    """What a fit will take.
+
+    Parameters
+    ----------
+    method : str
+        The name of the method.
+    members : int
+        Networks that are computed in one fit: runs × members, or the networks that each leave out a
+        part of the rows.
+    weights : int
+        Trained weights of one network, with learned noise.
+    rows : int
+        The largest number of rows that a member is trained on.
+    steps : int
+        Steps of the training.
+    batch_size : int
+        Rows per step.
+    memory : dict of str to int
+        The peak memory in bytes, by what it is for. `bytes` is the sum.
+    available : int
+        Bytes that are available on the device.
+    device : str
+        The device.
+    smaller : dict of str to int
+        Changes of arguments that take less memory, with the bytes that they take, the smallest
+        first.
+    advice : str
+        What else the method can do.
+    parts : bool
+        Whether these networks each leave out a part of the rows; the network that is fitted to all
+        rows comes after them.
+    gradients : tuple of int, optional
+        The fewest and most gradients of all rows that a chain takes; None if `steps` says it.
+    seconds : tuple of float, optional
+        The shortest and the longest time of all gradients. None if there is no network, or if it
+        does not fit in memory.
+
+    Examples
+    --------
+    >>> import torch, doxa
+    >>> net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    >>> p = doxa.plan(net, (torch.randn(400, 3), torch.randn(400)), "deep-ensemble")
+    >>> p.members, p.weights, p.bytes == sum(p.memory.values()), p.fits
+    (5, 42, True, True)
+    """
+
+    method: str
+    members: int
+    weights: int
+    rows: int
+    steps: int
+    batch_size: int
+    memory: Mapping[str, int]
+    available: int
+    device: str
+    smaller: Mapping[str, int] = field(default_factory=dict)
+    advice: str = ""
+    parts: bool = False
+    gradients: tuple[int, int] | None = None
+    seconds: tuple[float, float] | None = None
+
+    @property
+    def bytes(self) -> int:
+        """The peak memory of the fit, in bytes."""
+        return sum(self.memory.values())
+
+    @property
+    def fits(self) -> bool:
+        """Whether this memory is available: otherwise `fit` raises `MemoryBudgetError`."""
+        return self.bytes <= self.available
+
+    def __repr__(self) -> str:
+        networks = f"{self.members} networks" if self.members > 1 else "one network"
+        if self.parts:
+            networks += ", each without a part of the rows, before one with all rows,"
+        work = f"{self.steps:,} steps of {self.batch_size:,} of {self.rows:,} rows"
+        if self.gradients is not None:
+            least, most = (f"{n:,}" for n in self.gradients)
+            number = least if least == most else f"{least} to {most}"
+            work = f"{number} gradients of all {self.rows:,} rows"
+        lines = [
+            f"{self.method}: {networks} of {self.weights:,} weights, {work}",
+            f"memory   {in_units(self.bytes)} at the peak, of {in_units(self.available)} available "
+            f"on {self.device}" + ("" if self.fits else ": the fit would be refused"),
+        ]
+        parts = sorted(self.memory.items(), key=lambda item: -item[1])
+        lines += [f"  {in_units(size):>10}  {name}" for name, size in parts]
+        if self.seconds is not None:
+            short, long = map(_span, self.seconds)
+            time = short if short == long else f"{short} to {long}"
+            lines.append(f"time     about {time} of gradients, as timed here; other work is added")
+        if self.smaller:
+            lines.append("smaller")
+            lines += [f"  {in_units(size):>10}  {text}" for text, size in self.smaller.items()]
+        if not self.fits and self.advice:
+            lines.append(f"  or {self.advice}")
+        return "\n".join(lines)
+
+
+def plan(
+    model: Model | torch.nn.Module | None,
+    data: Any,
+    method: str | Method | type[Method] = "map",
+    *,
+    runs: Runs | None = None,
+    **options: Unpack[FitOptions],
+) -> FitPlan:
+    """Estimate the memory and the time of a fit, and what would make it smaller.
+
+    Nothing is fitted. The data are read and moved to the device, as `fit` does first.
+
+    Parameters
+    ----------
+    model, data, method, runs
+        As in `doxa.fit`.
+    **options
+        The other arguments of `doxa.fit`.
+
+    Returns
+    -------
+    FitPlan
+        Bytes by what they are for, seconds, and changes that take less. It prints as a table.
+
+    Examples
+    --------
+    >>> import torch, doxa
+    >>> net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    >>> data = torch.randn(400, 3), torch.randn(400)
+    >>> doxa.plan(net, data, "map", validation=0.1, batch_size=64).memory["weights"]
+    168
+    """
+    made: FitPlan = _plan(model, data, method, runs=runs, **options)
+    return made
+
+
+def _planned(arguments: Mapping[str, Any]) -> FitPlan:
+    call = read_call(arguments)
+    method, settings = call.method, call.settings
+    variant = Variant(call.problem, settings, call.specs)
+    every = [(call.ids, call.validation)]
+    if parts := call.parts:  # networks that each leave out a part, then one fit of all rows
+        every = [(list(range(parts)), "auto"), (call.ids, None)]
+    sizes = [call.sized(variant, ids, validation) for ids, validation in every]
+    works = [work for _, _, work in sizes]
+    largest = max(works, key=lambda work: sum(planned_parts(method, work).values()))
+    memory = planned_parts(method, largest)
+    available = free_memory(call.device)
+    held, steps = sizes[0][0][0], sizes[0][1].steps
+    seconds = None
+    if call.problem.model is not None and sum(memory.values()) <= available:
+        seconds = _seconds(call, held, works, steps)
+    return FitPlan(
+        method.name, largest.members, largest.weights, largest.rows, steps, largest.batch, memory,
+        available, str(call.device), smaller_plans(method, largest), method.smaller,
+        largest.parts, method.gradients, seconds,
+    )  # fmt: skip
+
+
+def _seconds(
+    call: Call, held: Data, works: list[Workload], steps: int
+) -> tuple[float, float] | None:
+    """The time of all gradients of all members, from the fastest of two of one member."""
+    net, work = call.problem.net, works[0]
+    rows = held.rows[0][: work.step_rows]
+    try:
+        x, y = held.take(rows, torch.tensor(0))
+        weights = net.layout.unflatten(net.given())
+        leaves = {name: value.detach().clone().requires_grad_() for name, value in weights.items()}
+        times = []
+        for _ in range(3):  # the first also allocates
+            began = perf_counter()
+            value = net.log_likelihood(leaves, tree_map(_own, x), y).sum()
+            torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+            if call.device.type == "cuda":
+                torch.cuda.synchronize(call.device)
+            times.append(perf_counter() - began)
+    except Exception:  # the network cannot run like this; `fit` says why, if it cannot either
+        return None
+    per_row = min(times[1:]) / len(rows)
+    members = sum(one.members for one in works) * call.method.width
+    if call.method.gradients is not None:
+        least, most = (n * per_row * work.rows * members for n in call.method.gradients)
+        return least, most
+    total = per_row * work.batch * members * steps
+    return total, total
+
+
+def _own(x: Any) -> Any:
+    return x.detach() if isinstance(x, torch.Tensor) else x
+
+
+def _span(seconds: float) -> str:
+    """A length of time in a readable unit."""
+    for unit, size in (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds:.2g} s"
+
+
+_plan = with_options("plan", _planned)

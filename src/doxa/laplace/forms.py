@@ -58,14 +58,8 @@ from torch.utils._pytree import tree_map
 
 from doxa.data import Batch, Pass, batch_rows
 from doxa.errors import NumericalError
-from doxa.laplace.curvature import (
-    Averaged,
-    Jacobians,
-    Outputs,
-    flatten_outputs,
-    gauss_newton,
-    output_size,
-)
+from doxa.laplace.curvature import Jacobians, gauss_newton
+from doxa.laplace.outputs import Averaged, Draws, Outputs, flatten_outputs, output_size
 from doxa.linalg import BlockDiagonal, Dense, Diagonal, Embedded, LowRankPrecision, Structure
 from doxa.linalg.layout import Layout
 from doxa.method import Run, State

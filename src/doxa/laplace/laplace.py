@@ -59,7 +59,7 @@ from doxa.data import Batch
 from doxa.laplace import forms as scales
 from doxa.laplace import forms as statistics
 from doxa.laplace import mean_correction, status
-from doxa.laplace.curvature import Jacobians, Outputs, output_size
+from doxa.laplace.curvature import Jacobians
 from doxa.laplace.forms import (
     CHOSEN,
     NOISE,
@@ -76,6 +76,7 @@ from doxa.laplace.forms import (
 )
 from doxa.laplace.functional import Dual, FunctionalPosterior, Kernel
 from doxa.laplace.kronecker import Factors
+from doxa.laplace.outputs import Outputs, output_size
 from doxa.laplace.posterior import LaplacePosterior
 from doxa.laplace.status import HeldOut
 from doxa.linalg import Dense, Embedded, Structure

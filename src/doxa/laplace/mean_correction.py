@@ -57,8 +57,9 @@ from torch.utils._pytree import tree_map
 from doxa.data import Batch, Pass, batch_rows
 from doxa.errors import MethodError
 from doxa.laplace import forms
-from doxa.laplace.curvature import Jacobians, Outputs, chunk_bytes, flatten_outputs, output_size
+from doxa.laplace.curvature import Jacobians, chunk_bytes, outputs_of
 from doxa.laplace.forms import Matrix, Scales, prior_curvature, some_rows
+from doxa.laplace.outputs import Outputs, output_size
 from doxa.laplace.posterior import LaplacePosterior
 from doxa.linalg import Embedded, Structure
 from doxa.linalg.layout import Params
@@ -145,16 +146,11 @@ class Linearised:
         return tree_map(Tensor.detach, vmap(product, places)(j.model, *own, part.x, other))
 
 
-def _outputs(model: Model, rest: Params, buffers: Params, x: Any) -> Callable[[Params], Tensor]:
-    """One member's f [B, O] as a function of its uncertain weights."""
-    return lambda own: flatten_outputs(model.forward({**rest, **own}, x, buffers=buffers), 0)
-
-
 def _pushed(
     model: Model, own: Params, rest: Params, buffers: Params, x: Any, v: Params
 ) -> tuple[Tensor, Tensor]:
     """f [B, O] and Jv."""
-    found = jvp(_outputs(model, rest, buffers, x), (own,), (v,))
+    found = jvp(outputs_of(model, rest, buffers, x), (own,), (v,))
     return found[0], found[1]
 
 
@@ -162,14 +158,14 @@ def _pushed_together(
     model: Model, own: Params, rest: Params, buffers: Params, x: Any, v: Params
 ) -> tuple[Tensor, Tensor]:
     """f [B, O] and Jv [B, S, O] for several v, each [S, ...]."""
-    outputs = _outputs(model, rest, buffers, x)
+    outputs = outputs_of(model, rest, buffers, x)
     found = vmap(lambda one: jvp(outputs, (own,), (one,)), out_dims=(0, 1))(v)
     return found[0][0], found[1]
 
 
 def _pulled(model: Model, own: Params, rest: Params, buffers: Params, x: Any, v: Tensor) -> Params:
     """Jᵀv, by name."""
-    pull = vjp(_outputs(model, rest, buffers, x), own)[1]
+    pull = vjp(outputs_of(model, rest, buffers, x), own)[1]
     slopes: Params = pull(v)[0]
     return slopes
 

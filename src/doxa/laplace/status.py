@@ -43,8 +43,8 @@ from doxa.data import Standardisation, free_memory
 from doxa.data.rows import number_of_rows, standard_error, weighted_mean
 from doxa.errors import MemoryBudgetError, MethodError
 from doxa.laplace import functional, layers, posterior
-from doxa.laplace.curvature import output_size
 from doxa.laplace.forms import Sums
+from doxa.laplace.outputs import output_size
 from doxa.laplace.posterior import LaplacePosterior
 from doxa.method import Run, State
 from doxa.posterior import SamplePosterior, Status

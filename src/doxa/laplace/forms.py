@@ -49,7 +49,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -58,7 +58,7 @@ from torch.utils._pytree import tree_map
 
 from doxa.data import Batch, Pass, batch_rows
 from doxa.errors import NumericalError
-from doxa.laplace.curvature import Jacobians, gauss_newton
+from doxa.laplace.curvature import Jacobians, RowGradients, gauss_newton
 from doxa.laplace.outputs import Averaged, Draws, Outputs, flatten_outputs, output_size
 from doxa.linalg import BlockDiagonal, Dense, Diagonal, Embedded, LowRankPrecision, Structure
 from doxa.linalg.layout import Layout
@@ -220,15 +220,17 @@ def noise_groups(run: Run) -> int:
 
 @dataclass(frozen=True)
 class Sums:
-    """The sums of a pass: curvature of one kind ("ggn", "fisher", "hessian") in one form."""
+    """The sums of a pass: curvature of one kind ("ggn", "sampled", "fisher", "hessian") in one
+    form; `draws` are those of a row, for sampled curvature."""
 
     form: Form
     kind: str = "ggn"
+    draws: int = 0
 
     def learns_noise(self, run: Run) -> bool:
         """Whether noise is re-estimated. The empirical Fisher does not scale with the noise as G
         does, and a Hessian does not separate groups of outputs."""
-        kinds = ("ggn", "hessian") if noise_groups(run) == 1 else ("ggn",)
+        kinds = ("ggn", "sampled", "hessian") if noise_groups(run) == 1 else ("ggn",)
         return learns_noise(run) and self.kind in kinds
 
     def groups(self, run: Run) -> int:
@@ -238,12 +240,13 @@ class Sums:
         groups = self.groups(run)
         zeros = lambda *s: torch.zeros(run.size, *s, device=run.device, dtype=torch.float64)  # noqa: E731
         slope = zeros(groups, len(run.subset_index))
-        return self.form.empty(run, groups) | {"chi": zeros(groups), "fit": zeros(), "slope": slope}
+        new = self.form.empty(run, groups) | {"chi": zeros(groups), "fit": zeros(), "slope": slope}
+        return new | ({"seen": zeros()} if self.draws else {})  # the number of rows
 
     @property
     def averages(self) -> bool:
         """Whether the curvature can be averaged over several outputs."""
-        return self.kind == "ggn" and self.form.averages
+        return self.kind in ("ggn", "sampled") and self.form.averages
 
     def averaged(self, run: Run, state: State, away: Tensor) -> State:
         """The state with the curvature of all rows averaged over outputs f + d, d [M, S, B, O]."""
@@ -260,9 +263,14 @@ class Sums:
         theta = run.likelihood_theta(state["theta"])
         groups = self.groups(run)
         source = self.form.source(run, state)
-        for rows in source.chunks(batch_rows(batch)):
+        draws = None
+        if self.draws:
+            draws = Draws(run.noise("curvature"), self.draws, int(state["seen"][0]))
+            new["seen"] = state["seen"] + batch_rows(batch)
+        for rows in source.chunks(batch_rows(batch), self.draws, self.form.kept):
             part = some_rows(batch, rows)
-            outputs = Outputs(run.likelihood, theta, part, run.net.output, self.kind)
+            own = None if draws is None else draws.after(rows.start)
+            outputs = Outputs(run.likelihood, theta, part, run.net.output, self.kind, own)
             outputs = outputs if away is None else Averaged(outputs, away[:, :, rows])
             sums, flat = self.form.add(source, new, outputs, groups)
             fit = outputs.log_prob(flat).double()
@@ -337,9 +345,40 @@ Effective = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 _WORK = 1e9  # largest number of multiplications for the inverses of one member
 
 
+class Shares(NamedTuple):
+    """What rows and two draws contribute to the first and second order of a sampled Ĥ.
+
+    log_det: gᵀH⁻¹g, [M, B, 2].
+    step: (gᵀu)², with the step u to the maximum, [M, B, 2].
+    second: tr(H⁻¹ΔH⁻¹Δ) with the difference Δ of the draws, [M, B].
+    trace: gᵀg, [M, B, 2].
+    """
+
+    log_det: Tensor
+    step: Tensor
+    second: Tensor
+    trace: Tensor
+
+    @classmethod
+    def of_diagonal(cls, squares: Tensor, variance: Tensor, step: Tensor) -> Shares:
+        """Those of a diagonal, from g² [M, B, 2, p]."""
+        scaled = squares * variance[:, None, None]
+        second = (scaled[..., 0, :] - scaled[..., 1, :]).square().sum(-1)
+        moved = (squares * step[:, None, None].square()).sum(-1)
+        return cls(scaled.sum(-1), moved, second, squares.sum(-1))
+
+    def plus(self, other: Shares) -> Shares:
+        return Shares(*(a + b for a, b in zip(self, other, strict=True)))
+
+
 class Form(ABC):
     """A structure of the curvature: full, block-diagonal, diagonal, Kronecker-factored or
     low-rank."""
+
+    @property
+    def kept(self) -> bool:
+        """Whether the gradients of single rows are held, for all weights at once."""
+        return True
 
     @abstractmethod
     def empty(self, run: Run, groups: int) -> State:
@@ -387,6 +426,34 @@ class Form(ABC):
     def source(self, run: Run, state: State) -> Jacobians:
         return Jacobians(run.net, state["theta"], run.net.subset_names, run.buffers(state))
 
+    def shares(
+        self,
+        run: Run,
+        state: State,
+        source: Jacobians,
+        outputs: Outputs,
+        covariance: Structure,
+        step: Tensor,
+    ) -> Shares:
+        """How some rows with two draws of sampled curvature move log |H| and the evidence; `step`
+        is H⁻¹ ∇ log p(θ*, D), [M, p]."""
+        found = source.gradients(outputs.part.x, outputs.part.shared)
+        rows = found.rows(outputs.root(found.f)).double()  # [M, B, 2, p]
+        solved = covariance.matmul(rows.movedim(0, 2)).movedim(2, 0)
+        parts = []
+        for index in self.correlated(source):
+            g, v = (t[..., index] for t in (rows, solved))
+            both = g @ v.mT  # [M, B, 2, 2]
+            q = both.diagonal(dim1=-2, dim2=-1)
+            moved = (g * step[:, None, None, index]).sum(-1).square()
+            second = q.square().sum(-1) - 2.0 * both[..., 0, 1].square()
+            parts.append(Shares(q, moved, second, g.square().sum(-1)))
+        return Shares(*(torch.stack(each).sum(0) for each in zip(*parts, strict=True)))
+
+    def correlated(self, source: Jacobians) -> list[Any]:
+        """The sets of weights within which the structure has correlations."""
+        return [slice(None)]
+
     def complete(self, run: Run, state: State) -> State:
         """What is worked out once, when all rows are in."""
         return state
@@ -420,6 +487,13 @@ def slope(state: State, j: Tensor, flat: Tensor, outputs: Outputs, groups: int) 
     return {"slope": state["slope"] + pulls.mT @ j.double().flatten(1, 2)}
 
 
+def drawn(source: Jacobians, state: State, outputs: Outputs) -> tuple[RowGradients, Tensor, State]:
+    """A pass of some rows, its draws as columns [M, B, O, k], and the slope with these rows."""
+    found = source.gradients(outputs.part.x, outputs.part.shared)
+    total = found.total(outputs.pulls(found.f, 1))
+    return found, outputs.root(found.f), {"slope": state["slope"] + total}
+
+
 def added(
     state: State, j: Tensor, flat: Tensor, outputs: Outputs, groups: int, diagonal: bool
 ) -> State:
@@ -450,9 +524,36 @@ class Matrix(Form):
         zeros = torch.zeros(run.size, groups, *shape, device=run.device, dtype=torch.float64)
         return {"curvature": zeros}
 
+    @property
+    def kept(self) -> bool:
+        return not self.diagonal
+
+    def shares(
+        self,
+        run: Run,
+        state: State,
+        source: Jacobians,
+        outputs: Outputs,
+        covariance: Structure,
+        step: Tensor,
+    ) -> Shares:
+        if not self.diagonal:
+            return super().shares(run, state, source, outputs, covariance, step)
+        found = source.gradients(outputs.part.x, outputs.part.shared)
+        each = found.rows(outputs.root(found.f)).double().square()  # [M, B, 2, p]
+        return Shares.of_diagonal(each, covariance.diagonal(), step)
+
     def add(
         self, source: Jacobians, state: State, outputs: Outputs, groups: int
     ) -> tuple[State, Tensor]:
+        if outputs.draws is not None:
+            found, root, sums = drawn(source, state, outputs)
+            if self.diagonal:
+                made = found.squares(root)
+            else:
+                rows = found.rows(root).flatten(1, 2).double()
+                made = rows.mT @ rows
+            return sums | {"curvature": state["curvature"] + made[:, None]}, found.f
         flat, j = source(outputs.part.x, outputs.part.shared)
         sums = added(state, j, flat, outputs, groups, self.diagonal)
         return sums | slope(state, j, flat, outputs, groups), flat
@@ -512,6 +613,9 @@ class Blocks(Form):
             found.setdefault(f"curvature.{name.rpartition('.')[0]}", []).append(name)
         return {key: layout.index(names) for key, names in found.items()}
 
+    def correlated(self, source: Jacobians) -> list[Any]:
+        return list(self.parts(source.layout).values())
+
     def _parts(self, run: Run) -> dict[str, Tensor]:
         own = self.parts(run.layout.select(run.net.subset_names))
         return {key: index.to(run.device) for key, index in own.items()}
@@ -523,6 +627,13 @@ class Blocks(Form):
     def add(
         self, source: Jacobians, state: State, outputs: Outputs, groups: int
     ) -> tuple[State, Tensor]:
+        if outputs.draws is not None:
+            found, root, sums = drawn(source, state, outputs)
+            rows = found.rows(root).flatten(1, 2).double()
+            for key, index in self.parts(source.layout).items():
+                own = rows[..., index]
+                sums[key] = state[key] + (own.mT @ own)[:, None]
+            return sums, found.f
         flat, j = source(outputs.part.x, outputs.part.shared)
         c, weight = outputs.matrix(flat), outputs.part.weight
         sums = {
@@ -597,10 +708,14 @@ class LowRank(Form):
     def add(
         self, source: Jacobians, state: State, outputs: Outputs, groups: int
     ) -> tuple[State, Tensor]:
+        old = state["curvature"]
+        if outputs.draws is not None:
+            found, root, sums = drawn(source, state, outputs)
+            new = found.rows(root).flatten(1, 2).double()[:, None]
+            return sums | {"curvature": leading(torch.cat([old, new], 2), old.shape[2])}, found.f
         flat, j = source(outputs.part.x, outputs.part.shared)
         rows = outputs.root(flat, square=groups > 1).mT @ j.double()  # [M, B, R, p]
         new = rows.transpose(1, 2) if groups > 1 else rows.flatten(1, 2)[:, None]
-        old = state["curvature"]
         sums = {"curvature": leading(torch.cat([old, new], 2), old.shape[2])}
         return sums | slope(state, j, flat, outputs, groups), flat
 

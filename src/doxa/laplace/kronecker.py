@@ -38,7 +38,7 @@ from doxa.data import free_memory
 from doxa.errors import MemoryBudgetError, MethodError
 from doxa.laplace import layers
 from doxa.laplace.curvature import Contrast, Jacobians, RowGradients, chunk_bytes
-from doxa.laplace.forms import Effective, Form, Scales, spectral
+from doxa.laplace.forms import Effective, Form, Scales, Shares, spectral
 from doxa.laplace.layers import Layer
 from doxa.laplace.outputs import Outputs
 from doxa.laplace.passes import Pass, Passes
@@ -90,13 +90,13 @@ class Factored(Jacobians):
                 "members"
             )
         step = max(1, budget // row)
-        left = self.members * 8 * (draws or self.outputs) * self._rest_layout.size
+        left = self.members * 8 * (draws or self.outputs) * self.rest_layout.size
         step = min(step, max(1, budget // max(1, left)))
         for start in range(0, rows, step):
             yield slice(start, min(start + step, rows))
 
     @cached_property
-    def _rest_layout(self) -> Layout:
+    def rest_layout(self) -> Layout:
         return self.model.layout.select(self.rest_names)
 
     @property
@@ -127,13 +127,13 @@ class Factored(Jacobians):
 
     def rest_rows(self, found: RowGradients, columns: Tensor) -> Tensor:
         """Gradients of vᵀf of every row for the weights without factors, [M, B, R, q]."""
-        return found.rows(columns, self._rest_layout.names)
+        return found.rows(columns, self.rest_layout.names)
 
     def variance(
         self, x: Any, covariance: Structure, contrast: Contrast | None = None
     ) -> tuple[Tensor, Tensor]:
         """f [K, B, O] and the variance of each output, or of contrasts."""
-        blocks = self._blocks(covariance)
+        blocks = self.blocks(covariance)
         found = self.gradients(x)
         parts = []
         for columns in self._columns(found.f, contrast):
@@ -146,7 +146,7 @@ class Factored(Jacobians):
 
     def spread(self, x: Any, covariance: Structure) -> tuple[Tensor, Tensor]:
         """f [K, B, O] and J Σ Jᵀ, [K, B, O, O]."""
-        blocks = self._blocks(covariance)
+        blocks = self.blocks(covariance)
         found = self.gradients(x)
         made = found.made
         need = self._bytes * made.f.shape[1] * self.outputs * 3 * self._widths()[2]
@@ -173,7 +173,7 @@ class Factored(Jacobians):
         moved = self.layout.unflatten(delta)
         found = self.gradients(x)
         made = found.made
-        rest = self._rest_layout
+        rest = self.rest_layout
         own = rest.flatten({n: moved[n] for n in rest.names}) if rest.names else None
         parts = []
         for columns in self._columns(made.f):
@@ -195,7 +195,7 @@ class Factored(Jacobians):
         for own in eye.split(self.columns, 1):
             yield own.expand(*f.shape[:2], -1, -1)
 
-    def _blocks(self, covariance: Structure) -> _Blocks:
+    def blocks(self, covariance: Structure) -> _Blocks:
         assert isinstance(covariance, Kronecker)
         variances = [1.0 / values for values in covariance.precisions()]
         parts = zip(covariance.blocks, variances, strict=True)
@@ -206,7 +206,7 @@ class Factored(Jacobians):
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """The rows of J and the variances of the weights without factors."""
         if self.rest_names:
-            variances = [blocks[name][1] for name in self._rest_layout.names]
+            variances = [blocks[name][1] for name in self.rest_layout.names]
             yield self.rest_rows(found, columns), torch.cat(variances, -1)
 
     def _halves(
@@ -373,6 +373,66 @@ class Factors(Form):
                     new[_REST] += squares.sum(1, keepdim=True)
         new["slope"] = state["slope"] + found.total(outputs.pulls(made.f, groups))
         return new, made.f
+
+    def shares(
+        self,
+        run: Run,
+        state: State,
+        source: Jacobians,
+        outputs: Outputs,
+        covariance: Structure,
+        step: Tensor,
+    ) -> Shares:
+        """In the eigenbasis of B, with the eigenvalues a of A and the variances v of the block, the
+        derivative of log |B ⊗ A + δ| is diag(Σ_j a_j v_ij), and the second one, for the square of
+        the entry (i, i') of Δ, −Σ_j a_j² v_ij v_i'j. That of uᵀ(B ⊗ A)u is u A uᵀ."""
+        source = cast("Factored", source)
+        found = source.gradients(outputs.part.x, outputs.part.shared)
+        made, root = found.made, outputs.root(found.f)
+        blocks, state = source.blocks(covariance), self.complete(run, state)
+        steps = source.layout.unflatten(step)
+        zeros = torch.zeros(*found.f.shape[:2], 2, dtype=torch.float64, device=found.f.device)
+        total = Shares(zeros, zeros, zeros[..., 0], zeros)
+        for key, g in made.gradients(root).items():
+            layer = source.layers[key]
+            basis = _outer(layer, state, None)[1]
+            turned = _turned(g.double(), basis).transpose(1, 2)  # [M, B, 2, T, out]
+            first = curved = moved = size = torch.zeros((), dtype=torch.float64, device=g.device)
+            if layer.bias is not None:
+                variance = blocks[layer.bias][1]
+                u = (steps[layer.bias][:, None] @ basis).mT  # [M, out, 1]
+                first, size, moved = variance, size + 1.0, u @ u.mT
+                curved = variance[:, :, None] * variance[:, None]
+            if layer.weight is not None:
+                a, variance = state[_values(_a(layer))], blocks[layer.weight][1]
+                u, wide = steps[layer.weight].flatten(2), variance.reshape(len(a), layer.outputs, -1)
+                if layer.transposed:
+                    wide = variance.reshape(len(a), -1, layer.outputs).mT
+                    u = u.mT
+                else:
+                    u = u.reshape(len(a), layer.outputs, -1)
+                u = basis.mT @ (u if layer.embeds else u @ state[_a(layer)])
+                scaled = a[:, None] * wide  # [M, out, in]
+                first, curved = first + scaled.sum(2), curved + scaled @ scaled.mT
+                moved, size = moved + (u * a[:, None]) @ u.mT, size + a.sum(1)[:, None, None]
+            squares = turned.square().sum(3)  # [M, B, 2, out]
+            shift = ((turned @ moved[:, None, None]) * turned).sum((3, 4))
+            second = torch.stack(  # a matrix of each row
+                [
+                    ((own[:, 0].mT @ own[:, 0] - own[:, 1].mT @ own[:, 1]).square() * curved).sum((1, 2))
+                    for own in turned.unbind(1)
+                ],
+                1,
+            )  # fmt: skip
+            q = (squares * first[:, None, None]).sum(-1)
+            total = total.plus(Shares(q, shift, second, squares.sum(-1) * size))
+        if source.rest_names:
+            names = source.rest_layout.names
+            variance = torch.cat([blocks[name][1] for name in names], -1)
+            own = torch.cat([steps[name].flatten(1) for name in names], -1)
+            each = source.rest_rows(found, root).double().square()
+            total = total.plus(Shares.of_diagonal(each, variance, own))
+        return total
 
     def complete(self, run: Run, state: State) -> State:
         new = dict(state)

@@ -43,7 +43,7 @@ from doxa.data import Standardisation, free_memory
 from doxa.data.rows import number_of_rows, standard_error, weighted_mean
 from doxa.errors import MemoryBudgetError, MethodError
 from doxa.laplace import functional, layers, posterior
-from doxa.laplace.forms import Sums
+from doxa.laplace.forms import Sums, noise_groups
 from doxa.laplace.outputs import output_size
 from doxa.laplace.posterior import LaplacePosterior
 from doxa.method import Run, State
@@ -253,6 +253,7 @@ class HeldOut:
 
 _FULL = 2000  # number of weights for which a full matrix takes about three seconds
 _MOST_FULL = 5000  # the same for half a minute
+_EXACT = 10  # outputs of a row whose curvature is exact by default
 
 
 def check_settings(method: Laplace) -> None:
@@ -263,7 +264,9 @@ def check_settings(method: Laplace) -> None:
         raise MethodError("curvature='hessian' needs structure='full'; or use curvature='ggn'")
     if method.kernel_rows is not None and method.structure != "functional":
         raise MethodError("kernel_rows= selects the rows of a kernel: use structure='functional'")
-    if method.subnetwork is not None and not (held_whole and method.curvature == "ggn"):
+    if method.curvature == "sampled" and method.structure == "functional":
+        raise MethodError("a kernel is over all outputs: use curvature='ggn', or another structure")
+    if method.subnetwork is not None and not (held_whole and method.curvature in ("auto", "ggn")):
         raise MethodError("subnetwork= needs a full Gauss–Newton matrix: use structure='full'")
     if method.tuned_scale == "layer" and method.structure == "functional":
         raise MethodError("a kernel has one scale: use tuned_scale='shared', or structure='full'")
@@ -300,11 +303,25 @@ def choose_structure(method: Laplace, run: Run) -> str:
     needed = method.newton_steps or method.curvature == "hessian" or method.subnetwork is not None
     if needed or weights <= _FULL:
         return "full"
-    if _few_rows(method, run):
+    if method.curvature != "sampled" and _few_rows(method, run):
         return "functional"
     if has_factors(run):
         return "kronecker"
     return "full" if weights <= _MOST_FULL else "diagonal"
+
+
+def choose_curvature(method: Laplace, run: Run) -> str:
+    """The curvature that `method` names; "auto" is resolved here, for a known structure.
+
+    "sampled" for more than ten outputs per row, if every block or entry is a sum over many draws;
+    a matrix of many weights would have the rank of the draws. Each of several noise levels needs
+    the curvature of its own outputs.
+    """
+    if method.curvature != "auto":
+        return method.curvature
+    outputs = output_size(run.net.output)
+    many = outputs > max(_EXACT, method.curvature_draws) and noise_groups(run) == 1
+    return "sampled" if many and method.structure in ("diagonal", "kronecker") else "ggn"
 
 
 def has_factors(run: Run) -> bool:
@@ -325,6 +342,11 @@ def check_run(method: Laplace, run: Run, sums: Sums) -> None:
         raise MethodError(
             "train=False keeps the weights of the network, but init='fresh' replaces them by "
             "random ones: use fit(..., init='given') with a trained network"
+        )
+    if method.curvature == "sampled" and noise_groups(run) > 1:
+        raise MethodError(
+            "curvature='sampled' has one noise level for all outputs: use per_output=False, or "
+            "curvature='ggn'"
         )
     if method.tunes(run) and not run.prior.is_gaussian:
         raise MethodError(

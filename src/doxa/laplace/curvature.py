@@ -15,6 +15,7 @@ row at a time. Products Jδ with fewer directions than outputs are forward-mode 
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -144,14 +145,14 @@ class Jacobians:
         """Without vmap, rows run together where hooks see all weights, else one at a time."""
         count = _first(x).shape[0 if shared else 1]
         plan = self.passes.plan(x, shared)
-        if plan.mode == "rows" and count > 1 or self.left(x, shared):
+        if (plan.mode == "rows" and count > 1) or self.left(x, shared):
             passes = self.members * count
             cost = f"one row at a time: {passes} passes and {passes * self.outputs} gradients for "
             known(self.model).refused.add("rows")
             refused(self.model, "jacobian", error, f"{cost}{count} rows")
         else:
-            cost = f"hooks on its layers instead: {self.outputs} backward passes per batch"
-            refused(self.model, "jacobian", error, cost)
+            cost = f"hooks on its layers instead, {self.outputs} backward passes per batch"
+            refused(self.model, "jacobian", error, cost, logging.INFO)
 
     def variance(
         self, x: Any, covariance: Structure, contrast: Contrast | None = None
@@ -301,9 +302,7 @@ class RowGradients:
         return self.source.pulled(self.names, self.x, self.shared, columns) if self.names else {}
 
 
-def outputs_of(
-    model: Model, rest: Params, buffers: Params, x: Any
-) -> Callable[[Params], Tensor]:
+def outputs_of(model: Model, rest: Params, buffers: Params, x: Any) -> Callable[[Params], Tensor]:
     """One member's f [B, O] as a function of its uncertain weights."""
     return lambda own: flatten_outputs(model.forward({**rest, **own}, x, buffers=buffers), 0)
 

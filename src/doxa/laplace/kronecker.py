@@ -405,27 +405,22 @@ class Factors(Form):
                 curved = variance[:, :, None] * variance[:, None]
             if layer.weight is not None:
                 a, variance = state[_values(_a(layer))], blocks[layer.weight][1]
-                u, wide = steps[layer.weight].flatten(2), variance.reshape(len(a), layer.outputs, -1)
+                u = steps[layer.weight].flatten(2)
+                wide = variance.reshape(u.shape)
                 if layer.transposed:
-                    wide = variance.reshape(len(a), -1, layer.outputs).mT
-                    u = u.mT
-                else:
-                    u = u.reshape(len(a), layer.outputs, -1)
+                    u, wide = u.mT, wide.mT
                 u = basis.mT @ (u if layer.embeds else u @ state[_a(layer)])
                 scaled = a[:, None] * wide  # [M, out, in]
                 first, curved = first + scaled.sum(2), curved + scaled @ scaled.mT
                 moved, size = moved + (u * a[:, None]) @ u.mT, size + a.sum(1)[:, None, None]
             squares = turned.square().sum(3)  # [M, B, 2, out]
             shift = ((turned @ moved[:, None, None]) * turned).sum((3, 4))
-            second = torch.stack(  # a matrix of each row
-                [
-                    ((own[:, 0].mT @ own[:, 0] - own[:, 1].mT @ own[:, 1]).square() * curved).sum((1, 2))
-                    for own in turned.unbind(1)
-                ],
-                1,
-            )  # fmt: skip
+            second = []
+            for own in turned.unbind(1):  # a matrix of each row
+                both = own.mT @ own  # [M, 2, out, out]
+                second.append(((both[:, 0] - both[:, 1]).square() * curved).sum((1, 2)))
             q = (squares * first[:, None, None]).sum(-1)
-            total = total.plus(Shares(q, shift, second, squares.sum(-1) * size))
+            total = total.plus(Shares(q, shift, torch.stack(second, 1), squares.sum(-1) * size))
         if source.rest_names:
             names = source.rest_layout.names
             variance = torch.cat([blocks[name][1] for name in names], -1)

@@ -295,11 +295,12 @@ def leaves(model: Model, names: Sequence[str]) -> list[Leaf]:
         if own and single and not list(module.children()):
             leaf = Leaf(module, own, [path])
             found[leaf.key] = leaf
-    # parameters that modules share, and modules whose parameters have several names, are left out
+    # parameters that modules share are left out
     return [
-        leaf for leaf in found.values() if all(owners[n] == [leaf.module] for n in set(leaf.names.values()))
-        and len(set(leaf.names.values())) == len(leaf.names)
-    ]  # fmt: skip
+        leaf
+        for leaf in found.values()
+        if all(owners[name] == [leaf.module] for name in leaf.names.values())
+    ]
 
 
 def _takes_one(module: nn.Module) -> bool:

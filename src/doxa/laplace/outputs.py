@@ -67,7 +67,7 @@ class Draws(NamedTuple):
     the first one. The noise of a row depends on its place among all rows, not on the batch."""
 
     noise: Noise
-    count: int
+    number: int
     first: int = 0
 
     def after(self, rows: int) -> Draws:
@@ -153,7 +153,7 @@ class Outputs:
     def _drawn(self, flat: Tensor) -> Tensor:
         """One column for each draw, divided by √k."""
         assert self.draws is not None
-        count, size = self.draws.count, flat.shape[-1]
+        count, size = self.draws.number, flat.shape[-1]
         columns = []
         for d in range(count):
             signs = self.shaped(self.draws.signs(flat.shape[1], size, d).to(flat.dtype))
@@ -203,7 +203,7 @@ class Averaged(Outputs):
         """Another d for each row and draw."""
         assert self.draws is not None
         draws, rows = self.away.shape[1:3]
-        step = max(1, draws // self.draws.count)
+        step = max(1, draws // self.draws.number)
         index = torch.arange(rows, device=flat.device) + self.draws.first + draw * step
         own = index.remainder(draws)[None, None, :, None].expand(len(flat), 1, -1, flat.shape[-1])
         return flat + self.away.gather(1, own)[:, 0].to(flat.dtype)

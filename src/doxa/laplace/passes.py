@@ -101,14 +101,12 @@ class Plan:
     mode: "batch", "vmap" or "rows".
     calls: the calls of layers, in order.
     missed: the keys of layers whose gradient is not that of their weights.
-    copies: whether the network changes an input of a layer in place, so that it has to be copied.
     members, columns: whether members, and the columns of a gradient, run together, under vmap.
     """
 
     mode: str
     calls: list[Call]
     missed: frozenset[str] = frozenset()
-    copies: bool = False
     members: bool = True
     columns: bool = True
 
@@ -128,13 +126,15 @@ def known(model: Model) -> _Known:
     return _KNOWN.setdefault(model, _Known())
 
 
-def refused(model: Model, what: str, error: Exception, cost: str) -> None:
+def refused(
+    model: Model, what: str, error: Exception, cost: str, level: int = logging.WARNING
+) -> None:
     """Say once for each network that it does not run under vmap, and what is done instead."""
     seen = known(model).refused
     if what not in seen:
         seen.add(what)
         first = (str(error).splitlines() or [""])[0][:120]
-        log.warning("curvature: the network does not run under vmap (%s); %s", first, cost)
+        log.log(level, "curvature: the network does not run under vmap (%s); %s", first, cost)
 
 
 class Pass:
@@ -263,8 +263,6 @@ class _Record:
 
     seen: list[tuple[Hooked, Tensor, Tensor]] = field(default_factory=list)
     zeros: Iterator[Tensor] | None = None
-    given: list[Tensor] = field(default_factory=list)
-    copies: bool = False
 
 
 class Passes:
@@ -306,8 +304,7 @@ class Passes:
         key = (tuple(layer.key for layer in self.hooked), shapes, several)
         plans = known(self.model).plans
         if key not in plans:
-            with self._watched():
-                plans[key] = self._planned(rows)
+            plans[key] = self._planned(rows)
         return plans[key]
 
     def keys(self, x: Any, shared: bool = True) -> set[str]:
@@ -328,7 +325,7 @@ class Passes:
     def __call__(self, x: Any, shared: bool = True) -> Pass:
         """Run some rows; x has a member axis unless it is shared."""
         plan = self.plan(x, shared)
-        with self._watched(), torch.enable_grad():
+        with torch.enable_grad():
             if plan.mode == "batch":
                 return self._batch(plan, x, shared)
             if plan.mode == "vmap":
@@ -353,8 +350,6 @@ class Passes:
             if found is not None:
                 plan = found
                 break
-        pairs = zip(alone.given, alone.seen, strict=True)
-        plan.copies = any(not torch.equal(a, before) for a, (_, before, _) in pairs)
         own = one(0) if plan.mode != "batch" else tree_map(lambda t: t[:2], rows)
         plan.missed = self._missed(plan, own)
         return plan
@@ -384,7 +379,7 @@ class Passes:
             return None
 
     def _select(self, m: int) -> Passes:
-        """Those of one member, with the same hooks."""
+        """Those of one member."""
         own = copy.copy(self)
         own.members = 1
         own.params, own.buffers = (
@@ -395,10 +390,9 @@ class Passes:
     def _probe(self, rows: Any) -> _Probe:
         """f of the first member at some rows, and the layer, input and output of each call."""
         params, buffers = ({k: v[0] for k, v in t.items()} for t in (self.params, self.buffers))
-        self._start(None)
-        with torch.no_grad():
+        with torch.no_grad(), self._watched(None):
             f = flatten_outputs(self.model.forward(params, rows, buffers=buffers), 0)
-        return _Probe(f, self._record.seen, self._record.given)
+        return _Probe(f, self._record.seen)
 
     def _missed(self, plan: Plan, rows: Any) -> frozenset[str]:
         """The layers whose gradients at some rows, summed, are not those of autograd."""
@@ -406,7 +400,6 @@ class Passes:
         params = {k: v[0].detach().clone().requires_grad_() for k, v in first.params.items()}
         buffers = {k: v[0] for k, v in first.buffers.items()}
         with torch.enable_grad():
-            self._start(None)
             f = flatten_outputs(self.model.forward(params, rows, buffers=buffers), 0)
             column = torch.cos(torch.arange(f.numel(), device=f.device)).reshape(f.shape).to(f)
             exact = torch.autograd.grad(f, list(params.values()), column, allow_unused=True)
@@ -436,8 +429,8 @@ class Passes:
         zeros = [like.new_zeros((self.members, *shape)).requires_grad_() for shape in shapes]
 
         def run(params: Params, buffers: Params, x: Any, zeros: Any) -> tuple[Tensor, list[Tensor]]:
-            self._start(zeros, plan.copies)
-            f = flatten_outputs(self.model.forward(params, x, buffers=buffers), 0)
+            with self._watched(zeros):
+                f = flatten_outputs(self.model.forward(params, x, buffers=buffers), 0)
             return f, [a for _, a, _ in self._record.seen]
 
         if self.members > 1 and plan.members:
@@ -472,9 +465,9 @@ class Passes:
         self, params: Params, buffers: Params, x: Any, zeros: list[Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
         """One member at one row: f [O], and the input of each call of a layer."""
-        self._start(zeros, copies=True)
         row = tree_map(lambda t: t.unsqueeze(0), x)
-        f = flatten_outputs(self.model.forward(params, row, buffers=buffers), 0)[0]
+        with self._watched(zeros):
+            f = flatten_outputs(self.model.forward(params, row, buffers=buffers), 0)[0]
         return f, [a for _, a, _ in self._record.seen]
 
     def _vectorised(self, x: Any, shared: bool, zeros: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
@@ -502,14 +495,11 @@ class Passes:
         f = torch.stack(values)
         return f.reshape(*lead, -1), [a.reshape(*lead, *a.shape[1:]) for a in stacked]
 
-    def _start(self, zeros: Any, copies: bool = False) -> None:
-        """Begin a pass, in which these zeros are added to the outputs of layers."""
-        record = self._record
-        record.seen, record.given, record.copies = [], [], copies
-        record.zeros = None if zeros is None else iter(zeros)
-
     @contextmanager
-    def _watched(self) -> Iterator[None]:
+    def _watched(self, zeros: Any) -> Iterator[None]:
+        """A pass with hooks, in which these zeros are added to the outputs of layers."""
+        self._record.seen = []
+        self._record.zeros = None if zeros is None else iter(zeros)
         modules = dict(self.model.net.named_modules())
         handles = [
             modules[path].register_forward_hook(self._hook(layer), with_kwargs=True)
@@ -530,21 +520,19 @@ class Passes:
             if not (isinstance(given, Tensor) and isinstance(output, Tensor)):
                 return None
             if record.zeros is None:
-                record.given.append(given)
                 record.seen.append((layer, given.clone(), output.clone()))
                 return None
-            record.seen.append((layer, given.clone() if record.copies else given, output))
+            record.seen.append((layer, given, output))
             return output + next(record.zeros)
 
         return hook
 
 
 class _Probe(NamedTuple):
-    """f of some rows; layer, input and output of each call; and the inputs after the pass."""
+    """f of some rows; layer, input and output of each call."""
 
     f: Tensor
     seen: list[tuple[Hooked, Tensor, Tensor]]
-    given: list[Tensor]
 
 
 def _place(alone: list[Tensor], both: Tensor) -> Place | None:

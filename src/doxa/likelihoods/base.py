@@ -422,7 +422,7 @@ class Likelihood(ABC):
         """
 
     def curvature_diagonal(self, f: Tensor, theta: Theta, lead: int = 0) -> Tensor | None:
-        """The diagonal of `curvature` in the shape of f, where the matrix is diagonal; else None."""
+        """The diagonal of `curvature`, in the shape of f; None where it is no diagonal matrix."""
         return None
 
     def curvature_draw(
@@ -438,14 +438,15 @@ class Likelihood(ABC):
         """
         own = self.curvature_diagonal(f, theta, lead)
         if own is not None:
-            return (own.sqrt() * signs).flatten(lead + 1)
+            scaled: Tensor = own.sqrt() * signs
+            return scaled.flatten(lead + 1)
         c = self.curvature(f, theta, lead, y).double()
         jitter = 1e-13 * c.diagonal(dim1=-2, dim2=-1) + torch.finfo(c.dtype).tiny
         root, failed = torch.linalg.cholesky_ex(c + torch.diag_embed(jitter))
         if failed.any():
             values, vectors = torch.linalg.eigh(c)
             root = vectors * values.clamp_min(0.0).sqrt()[..., None, :]
-        drawn = (root @ signs.flatten(lead + 1).to(root.dtype).unsqueeze(-1)).squeeze(-1)
+        drawn: Tensor = (root @ signs.flatten(lead + 1).to(root.dtype).unsqueeze(-1)).squeeze(-1)
         return drawn.to(f.dtype)
 
     def entropy_of(self, probs: Tensor, lead: int = 0) -> Tensor:

@@ -12,6 +12,7 @@ from torch.func import functional_call, jacrev
 
 import doxa
 from doxa.laplace.curvature import Jacobians
+from doxa.laplace.head import Head
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -245,3 +246,65 @@ def test_the_linear_layer_of_gpt2_has_the_factors_of_a_linear_layer() -> None:
     assert torch.allclose(ours.reshape(3, 4), theirs.reshape(4, 3).T, rtol=1e-9)
     variances = [own.jacobians().variance(x, own.covariance)[1] for own in (one, other)]
     assert torch.allclose(*variances, rtol=1e-9)
+
+
+class Trunk(nn.Module):
+    """A network that vmap refuses, up to its last layer."""
+
+    def __init__(self, outputs: int, bias: bool = True, after: float = 1.0) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(3, 5), nn.Linear(5, outputs, bias=bias)
+        self.after, self.calls = after, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        h = self.first(x)
+        h = torch.tanh(h) if bool((x < 99).all()) else h
+        return self.head(h[:, -1] if h.ndim == 3 else h) * self.after
+
+
+@pytest.mark.parametrize("subset", ["last_layer", ("head.weight",)], ids=["whole", "weight"])
+@pytest.mark.parametrize("outputs", [2, 40])
+def test_products_of_a_last_layer_come_from_its_features(outputs: int, subset: Any) -> None:
+    net, x = Trunk(outputs).double(), normal(6, 4, 3)
+    model = doxa.Model(net, doxa.Gaussian(1.0), subset=subset).build(x)
+    flat = 0.5 * normal(2, model.layout.size, seed=1)
+    index = model.layout.index(model.subset_names)
+    j = torch.stack([jacobian(model, own, x) for own in flat])[..., index]
+    source = Jacobians(model, flat, model.subset_names)
+    head = Head.of(source, x)
+    assert head is not None
+    delta, pulls = normal(2, 3, j.shape[-1], seed=2), normal(2, 6, outputs, seed=3)
+    along = torch.einsum("kbop,ksp->ksbo", j, delta)
+    assert torch.allclose(head.along(delta), along, rtol=1e-10, atol=1e-12)
+    assert torch.allclose(source.along(x, delta)[1], along, rtol=1e-10, atol=1e-12)
+    back = torch.einsum("kbop,kbo->kp", j, pulls)
+    assert torch.allclose(head.back(pulls), back, rtol=1e-10, atol=1e-12)
+    calls = model.net.calls
+    head.along(delta)
+    head.back(pulls)
+    assert model.net.calls == calls  # no pass of the network
+
+
+def test_what_follows_a_last_layer_is_seen() -> None:
+    x = normal(6, 3)
+    model = doxa.Model(Trunk(12, after=2.0).double(), doxa.Gaussian(1.0), subset="last_layer")
+    model.build(x)
+    flat = 0.5 * normal(1, model.layout.size, seed=1)
+    source = Jacobians(model, flat, model.subset_names)
+    assert Head.of(source, x) is None
+    j = jacobian(model, flat[0], x)[..., model.layout.index(model.subset_names)]
+    delta = normal(1, 3, j.shape[-1], seed=2)
+    expected = torch.einsum("bop,ksp->ksbo", j, delta)
+    assert torch.allclose(source.along(x, delta)[1], expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("structure", ["kronecker", "diagonal"])
+def test_a_last_layer_of_many_classes_after_a_trunk_that_vmap_refuses(structure: str) -> None:
+    """Sampled curvature, mean correction and predictions."""
+    net, x, y = Trunk(300).double(), normal(30, 3), torch.arange(30) * 7 % 300
+    model = doxa.Model(net, "categorical", doxa.Normal(1.0), subset="last_layer")
+    method = doxa.Laplace(structure, train=False, mean_correction=True)
+    p = doxa.fit(model, (x, y), method, init="given", validation=None)
+    assert p.diagnostics["curvature"]["kind"] == "sampled"
+    assert p.predict(x).probs.sum(1) == pytest.approx(1.0)

@@ -28,6 +28,7 @@ from torch.utils._pytree import tree_map
 from doxa.data import free_memory
 from doxa.errors import MemoryBudgetError
 from doxa.laplace import layers
+from doxa.laplace.head import Head
 from doxa.laplace.outputs import flatten_outputs, output_size
 from doxa.laplace.passes import Passes, known, refused
 from doxa.linalg import Structure
@@ -175,9 +176,15 @@ class Jacobians:
         return f, torch.einsum("kbop,ksp->ksbo", j, delta)
 
     def pushed(self, x: Any, delta: Tensor) -> tuple[Tensor, Tensor] | None:
-        """The same by forward-mode derivatives, one for each direction; None where there are more
-        directions than outputs, or an operation has no such derivative."""
-        if delta.shape[1] >= self.outputs or "forward" in known(self.model).refused:
+        """The same from the features of a last layer, or by forward-mode derivatives, one for each
+        direction. None where there are more directions than outputs and J is cheap, or where an
+        operation has no such derivative."""
+        seen = known(self.model).refused
+        few = delta.shape[1] < self.outputs
+        head = Head.of(self, x) if few or "jacobian" in seen else None
+        if head is not None:
+            return head.f, head.along(delta)
+        if not few or "forward" in seen:
             return None
         moved = self.layout.unflatten(delta.to(next(iter(self.own.values())).dtype))
         moved |= _without_padding(self.model, moved)
@@ -188,9 +195,9 @@ class Jacobians:
                 each = []
                 for s in range(delta.shape[1]):
                     at = outputs_of(self.model, rest, buffers, x)
-                    f, away = jvp(at, (own,), ({n: v[k, s] for n, v in moved.items()},))
-                    each.append(away.detach())
-                values.append(f.detach())
+                    found = jvp(at, (own,), ({n: v[k, s] for n, v in moved.items()},))
+                    each.append(found[1].detach())
+                values.append(found[0].detach())
                 pushed.append(torch.stack(each))
         except (RuntimeError, NotImplementedError):
             known(self.model).refused.add("forward")
@@ -204,8 +211,9 @@ class Jacobians:
         rest = self.rest | {k: v for k, v in self.own.items() if k not in own}
 
         def one(own: Params, rest: Params, buffers: Params, x: Any, v: Tensor) -> Params:
-            f, pull = vjp(lambda p: self._row(p, rest, buffers, x)[0], own)
-            slopes: Params = vmap(lambda column: pull(column)[0], in_dims=1)(v.to(f.dtype))
+            made = vjp(lambda p: self._row(p, rest, buffers, x)[0], own)
+            pull, columns = made[1], v.to(made[0].dtype)
+            slopes: Params = vmap(lambda column: pull(column)[0], in_dims=1)(columns)
             return slopes  # [R, *shape]
 
         if "rows" not in known(self.model).refused:

@@ -187,8 +187,8 @@ class Leaf:
         fixed |= {k: buffers[prefix + k] for k in kept if prefix + k in buffers}
 
         def one(own: Params, fixed: Params, a: Tensor, g: Tensor) -> Params:
-            made, pull = vjp(lambda p: functional_call(self.module, {**fixed, **p}, (a,)), own)
-            slopes: Params = pull(g.reshape(made.shape))[0]
+            made = vjp(lambda p: functional_call(self.module, {**fixed, **p}, (a,)), own)
+            slopes: Params = made[1](g.reshape(made[0].shape))[0]
             return slopes
 
         columns = vmap(one, in_dims=(None, None, None, 0))

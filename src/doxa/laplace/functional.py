@@ -34,9 +34,8 @@ from torch.utils._pytree import tree_map
 from doxa.data import Batch, Pass, batch_rows, free_memory
 from doxa.errors import MemoryBudgetError, MethodError, StoreError
 from doxa.laplace import posterior
-from doxa.laplace.curvature import Jacobians
+from doxa.laplace.curvature import Averaged, Jacobians, Outputs, output_size
 from doxa.laplace.forms import Effective, Form, Matrix, Scales, some_rows, spectral
-from doxa.laplace.outputs import Averaged, Outputs, output_size
 from doxa.laplace.posterior import LaplacePosterior
 from doxa.linalg import Structure
 from doxa.linalg.base import per_member

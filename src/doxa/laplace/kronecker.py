@@ -37,10 +37,9 @@ from torch import Tensor
 from doxa.data import free_memory
 from doxa.errors import MemoryBudgetError, MethodError
 from doxa.laplace import layers
-from doxa.laplace.curvature import Contrast, Jacobians, RowGradients, chunk_bytes
+from doxa.laplace.curvature import Contrast, Jacobians, Outputs, RowGradients, chunk_bytes
 from doxa.laplace.forms import Effective, Form, Scales, Shares, spectral
 from doxa.laplace.layers import Layer
-from doxa.laplace.outputs import Outputs
 from doxa.laplace.passes import Pass, Passes
 from doxa.linalg import Kronecker, KroneckerBlock, Structure
 from doxa.linalg.layout import Layout, Params

@@ -59,15 +59,13 @@ from doxa.data import Batch
 from doxa.laplace import forms as scales
 from doxa.laplace import forms as statistics
 from doxa.laplace import mean_correction, status
-from doxa.laplace.curvature import Jacobians
+from doxa.laplace.curvature import Jacobians, Outputs, output_size
 from doxa.laplace.forms import (
     CHOSEN,
     NOISE,
     Blocks,
     Effective,
     Form,
-    Hessian,
-    LowRank,
     Matrix,
     Scales,
     Sums,
@@ -75,8 +73,9 @@ from doxa.laplace.forms import (
     slope,
 )
 from doxa.laplace.functional import Dual, FunctionalPosterior, Kernel
+from doxa.laplace.hessian import Hessian
 from doxa.laplace.kronecker import Factors
-from doxa.laplace.outputs import Outputs, output_size
+from doxa.laplace.low_rank import LowRank
 from doxa.laplace.posterior import LaplacePosterior
 from doxa.laplace.sampling_error import SamplingError, sampling_error
 from doxa.laplace.status import HeldOut

@@ -295,7 +295,7 @@ def leaves(model: Model, names: Sequence[str]) -> list[Leaf]:
         if own and single and not list(module.children()):
             leaf = Leaf(module, own, [path])
             found[leaf.key] = leaf
-    # parameters that modules share are left out
+    # none with parameters that another module has, too
     return [
         leaf
         for leaf in found.values()

@@ -20,8 +20,8 @@ average curvature,
 so that m and Σ are updated in turn (Khan et al. 2019; Immer, Korzepa & Bauer 2021).
 
 Jacobian products (`Linearised`). J is never formed. Those of a last layer come from its features
-(`head.py`), without a pass of the network. Otherwise forward-mode derivatives give Jv at the cost of
-about two passes of the network, and reverse-mode derivatives give Jᵀv. Memory limits the number of
+(`head.py`), without a pass of the network. Otherwise forward-mode derivatives give Jv at the cost
+of about two passes of the network, and reverse-mode derivatives Jᵀv. Memory limits the number of
 rows, or directions, per call.
 
 Newton steps and the maximum (`gauss_newton_step`, `check_maximum`). The squared Newton decrement is
@@ -59,10 +59,9 @@ from torch.utils._pytree import tree_map
 from doxa.data import Batch, Pass, batch_rows
 from doxa.errors import MethodError
 from doxa.laplace import forms
-from doxa.laplace.curvature import Jacobians, chunk_bytes, outputs_of
+from doxa.laplace.curvature import Jacobians, Outputs, chunk_bytes, output_size, outputs_of
 from doxa.laplace.forms import Matrix, Scales, prior_curvature, some_rows
 from doxa.laplace.head import Head
-from doxa.laplace.outputs import Outputs, output_size
 from doxa.laplace.posterior import LaplacePosterior
 from doxa.linalg import Embedded, Structure
 from doxa.linalg.layout import Params

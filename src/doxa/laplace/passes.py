@@ -28,15 +28,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
 from torch.utils._pytree import tree_flatten, tree_map
 
+from doxa.laplace.curvature import flatten_outputs, known, refused
 from doxa.laplace.layers import Layer, Leaf
-from doxa.laplace.outputs import flatten_outputs
 from doxa.linalg.layout import Params
 from doxa.model import Model
 
@@ -109,32 +108,6 @@ class Plan:
     missed: frozenset[str] = frozenset()
     members: bool = True
     columns: bool = True
-
-
-@dataclass
-class _Known:
-    plans: dict[Any, Plan] = field(default_factory=dict)
-    refused: set[str] = field(default_factory=set)
-
-
-_KNOWN: WeakKeyDictionary[Model, _Known] = WeakKeyDictionary()
-
-
-def known(model: Model) -> _Known:
-    """What was found out about a network: the plans of its rows, and `refused`, what it does not
-    run under."""
-    return _KNOWN.setdefault(model, _Known())
-
-
-def refused(
-    model: Model, what: str, error: Exception, cost: str, level: int = logging.WARNING
-) -> None:
-    """Say once for each network that it does not run under vmap, and what is done instead."""
-    seen = known(model).refused
-    if what not in seen:
-        seen.add(what)
-        first = (str(error).splitlines() or [""])[0][:120]
-        log.log(level, "curvature: the network does not run under vmap (%s); %s", first, cost)
 
 
 class Pass:

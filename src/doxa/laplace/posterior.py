@@ -49,9 +49,8 @@ from torch.utils._pytree import tree_map
 
 from doxa.data import rows_of
 from doxa.errors import MethodError, StoreError
-from doxa.laplace.curvature import Jacobians
+from doxa.laplace.curvature import Jacobians, output_shapes, unflatten_outputs
 from doxa.laplace.kronecker import Factored
-from doxa.laplace.outputs import output_shapes, unflatten_outputs
 from doxa.likelihoods import Heads, Likelihood
 from doxa.linalg import Kronecker
 from doxa.linalg.layout import Params

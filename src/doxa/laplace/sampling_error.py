@@ -27,8 +27,8 @@ import torch
 from torch import Tensor
 
 from doxa.data import Pass, batch_rows
+from doxa.laplace.curvature import Draws, Outputs
 from doxa.laplace.forms import Shares, Sums, some_rows
-from doxa.laplace.outputs import Draws, Outputs
 from doxa.linalg import Structure
 from doxa.method import Run, State
 

@@ -43,8 +43,8 @@ from doxa.data import Standardisation, free_memory
 from doxa.data.rows import number_of_rows, standard_error, weighted_mean
 from doxa.errors import MemoryBudgetError, MethodError
 from doxa.laplace import functional, layers, posterior
+from doxa.laplace.curvature import output_shapes, output_size
 from doxa.laplace.forms import Sums, noise_groups
-from doxa.laplace.outputs import output_size
 from doxa.laplace.posterior import LaplacePosterior
 from doxa.method import Run, State
 from doxa.posterior import SamplePosterior, Status
@@ -58,6 +58,7 @@ WORSE = "worse-than-map"  # the status
 
 _MOST_ROWS = 1000
 _MOST_NUMBERS = 1 << 24  # of outputs, over rows and draws
+_DENSE = 100  # targets of a row (pixels), above which an eighth of the rows is enough
 _MUCH = 0.1  # nats per row: the largest acceptable loss
 _LEAST = 0.01  # lower bound of that limit, for classes that θ* fits almost perfectly
 
@@ -79,7 +80,7 @@ class EvaluationRows(NamedTuple):
 
 
 def evaluation_rows(run: Run) -> EvaluationRows | None:
-    """At most 1000 evenly spaced rows of a run.
+    """At most 1000 evenly spaced rows of a run, fewer where a row has many outputs.
 
     They are held-out rows, if all members have the same held-out rows; otherwise training rows.
     None where one row is a set of points (a task).
@@ -91,9 +92,16 @@ def evaluation_rows(run: Run) -> EvaluationRows | None:
     if data.validation is not None and len(set(run.split_of)) == 1:
         index, held_out = data.validation[split], True
     most = max(1, min(_MOST_ROWS, _MOST_NUMBERS // (100 * output_size(run.net.output))))
+    if targets(run) > _DENSE:
+        most = max(1, most // 8)
     step = math.ceil(len(index) / most)
     x, y = data.take(index[::step], torch.tensor(run.run_of[0]))
     return EvaluationRows(x, y, held_out, data.weight_of(index[::step]))
+
+
+def targets(run: Run) -> int:
+    """The number of targets of a row, over all heads."""
+    return sum(math.prod(shape) for shape in output_shapes(run.likelihood.event(run.net.output)))
 
 
 def log_scores(posterior: LaplacePosterior | SamplePosterior, rows: EvaluationRows) -> Tensor:

@@ -153,7 +153,7 @@ class Row:
     subset: Any = "all"
     exact: bool = True  # whether curvature="ggn" is within reach
     before: bool = True  # whether another version can run it
-    steps: int = 100  # of training, before the fit
+    steps: int = 30  # of training, before the fit
 
 
 def trained(net: nn.Module, x: Any, y: Any, row: Row) -> nn.Module:

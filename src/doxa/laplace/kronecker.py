@@ -78,10 +78,10 @@ class Factored(Jacobians):
 
     def chunks(self, rows: int, draws: int = 0, kept: bool = True) -> Iterator[slice]:
         """Blocks of rows of limited activations and gradients."""
-        given, unfolded, made = self._widths()
+        given, patches, made = self._widths()
         budget = chunk_bytes(self._like.device)
         together = min(self.columns, draws) if draws else self.columns
-        row = self._bytes * (3 * (given + made) + unfolded + 6 * together * made)
+        row = self._bytes * (3 * (given + made) + patches + 6 * together * made)
         if row > free_memory(self._like.device) // 2:
             raise MemoryBudgetError(
                 f"activations of one row ({self.members} members, {given + made} numbers each) and "
@@ -111,7 +111,7 @@ class Factored(Jacobians):
 
     def _widths(self) -> tuple[int, int, int]:
         """The sizes, for one row, of the inputs of the layers, of the largest input after it is
-        unfolded, and of the outputs."""
+        patches, and of the outputs."""
         seen: dict[str, int] = {}
         for path, width in self.model.widths:
             seen[path] = seen.get(path, 0) + width
@@ -119,9 +119,9 @@ class Factored(Jacobians):
         for layer in self.layers.values():
             width = sum(seen.get(path, 0) for path in layer.paths)
             made += width
-            unfolded = width // layer.outputs * (1 if layer.embeds else layer.inputs)
-            given += unfolded // layer.window
-            largest = max(largest, unfolded)
+            patches = width // layer.outputs * (1 if layer.embeds else layer.inputs)
+            given += patches // layer.window
+            largest = max(largest, patches)
         return given, largest, made
 
     def rest_rows(self, found: RowGradients, columns: Tensor) -> Tensor:

@@ -5,7 +5,8 @@
 Each row trains a network by a few steps of plain PyTorch and then fits `Laplace(train=False)` to
 it, in a process of its own, on one thread. The time is that of `fit`, with everything that it does
 after the curvature (prior scale, comparison with the maximum). On a CPU, processor seconds count,
-which depend little on who else is on the machine.
+which depend less than those of a clock on who else is on the machine. The networks are not at a
+maximum, so that their evidence contains a large λ²/2, and says nothing about them.
 
 `--before` names the `src` folder of another version of doxa, which runs the same rows. `--exact`
 adds curvature="ggn" to rows that are sampled, where it is not out of reach; the difference of the

@@ -110,8 +110,8 @@ class Factored(Jacobians):
         return self.members * self._like.dtype.itemsize
 
     def _widths(self) -> tuple[int, int, int]:
-        """The sizes, for one row, of the inputs of the layers, of the largest input after it is
-        patches, and of the outputs."""
+        """The sizes, for one row, of the inputs of the layers, of the patches of the layer with the
+        most, and of the outputs."""
         seen: dict[str, int] = {}
         for path, width in self.model.widths:
             seen[path] = seen.get(path, 0) + width

@@ -339,6 +339,12 @@ class Jacobians:
         for start in range(0, rows, step):
             yield slice(start, min(start + step, rows))
 
+    def chunks_along(self, rows: int, directions: int) -> Iterator[slice]:
+        """Blocks of rows for `along`: without J, activations limit their size."""
+        if directions < self.outputs and "forward" not in known(self.model).refused:
+            return self.chunks(rows, 1, False)
+        return self.chunks(rows)
+
     def _rows_at_once(self, like: Tensor, draws: int, kept: bool) -> int:
         made = sum(width for _, width in self.model.widths)
         row = self.members * like.element_size() * (3 * made + 2 * draws * made)
@@ -442,7 +448,8 @@ class Jacobians:
                 values.append(found[0].detach())
                 pushed.append(torch.stack(each))
         except (RuntimeError, NotImplementedError):
-            known(self.model).refused.add("forward")
+            seen.add("forward")
+            next(self.chunks(1))  # raises an error where J of one row is too large
             return None
         return torch.stack(values), torch.stack(pushed)
 

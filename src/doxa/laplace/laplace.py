@@ -421,8 +421,8 @@ class Laplace(Method):
             error = sampling_error(run, state, self._sums, inverse, step)
             if not bool(error.small.all()):
                 log.warning(
-                    "laplace: %d draws per row are too few for this matrix (%s), and its evidence is "
-                    "not reliable: use more (curvature_draws=), curvature='ggn', or 'diagonal'",
+                    "laplace: %d draws per row are too few for this matrix (%s), and its evidence "
+                    "is not reliable: use more (curvature_draws=), curvature='ggn', or 'diagonal'",
                     self.curvature_draws, self.structure,
                 )  # fmt: skip
         posterior = self._evaluated(run, state, rows, error)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import doxa
-from doxa.errors import MethodError
+from doxa.errors import MemoryBudgetError, MethodError
 from doxa.laplace import curvature
 from doxa.likelihoods import Heads, likelihood
 from doxa.noise import Noise
@@ -200,18 +200,24 @@ def test_an_exact_kronecker_factor_needs_one_draw() -> None:
     assert drawn.diagnostics["log_evidence_error"] < 1e-6
 
 
-def test_dense_outputs_and_the_mean_correction_need_no_matrix_over_outputs() -> None:
-    """3 classes at 32 × 32 pixels: C would have 9 million entries for every row and draw."""
+def test_dense_outputs_need_no_matrix_over_outputs_and_no_jacobian(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """3 classes at 32 × 32 pixels: C has 9 million entries for every row, and J half a million."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 3, 3, padding=1))
     x = normal(4, 1, 32, 32).float()
     y = (x[:, 0] > 0).long()
     y[:, :4] = -1
+    options: dict[str, Any] = {"likelihood": doxa.Categorical(ignore_index=-1)}
+    monkeypatch.setattr(curvature, "free_memory", lambda device: 1 << 20)
     for structure in ("kronecker", "diagonal"):
-        p = fit(net, (x, y), structure, likelihood=doxa.Categorical(ignore_index=-1),
-                curvature_draws=2, mean_correction=False)  # fmt: skip
+        p = fit(net, (x, y), structure, curvature_draws=2, **options)
         assert p.diagnostics["curvature"]["draws"] == 2
         assert p.log_evidence is not None
+    assert p.predict(x, n=5).probs.shape == (4, 3, 32, 32)
+    with pytest.raises(MemoryBudgetError, match="3072 outputs"):
+        fit(net, (x, y), "diagonal", curvature="ggn", **options)
 
 
 def test_a_corrected_mean_averages_the_curvature_over_draws() -> None:

@@ -236,9 +236,21 @@ class Noise:
         a = _mix(_mix(base + now) ^ (key + _signed(call * _GOLDEN)))
         return a, _mix(a ^ last)
 
+    def signs(self, shape: Sequence[int], step: Tensor | int = 0, call: int = 0) -> Tensor:
+        """±1, [M, *shape], 32 of them from each word of the hash; for several steps [T] at once,
+        [T, M, *shape]."""
+        size = math.prod(shape)
+        words = self._words(-(-size // 32), *self.keys(step, call))
+        each = (words.unsqueeze(-1) >> self._counter(32)) & 1  # [..., words, 32]
+        signs = (1 - 2 * each).flatten(-2)[..., :size].to(self.dtype)
+        return signs.reshape(*words.shape[:-1], *shape)
+
+    def _words(self, count: int, a: Tensor, b: Tensor) -> Tensor:
+        """[M, count] words of 32 bits."""
+        return _mix(_mix(self._counter(count) + a.unsqueeze(-1)) ^ b.unsqueeze(-1))
+
     def _hashed(self, shape: Sequence[int], a: Tensor, b: Tensor) -> Tensor:
-        counter = self._counter(math.prod(shape))
-        bits = _mix(_mix(counter + a.unsqueeze(-1)) ^ b.unsqueeze(-1))  # [M, size]
+        bits = self._words(math.prod(shape), a, b)
         u = (bits.to(self.dtype) + 2147483648.5) * 2.0**-32
         u = u.clamp_min(2.0**-33)  # in single precision the lowest 65 words round to 0: log u
         return u.reshape(*a.shape, *shape)

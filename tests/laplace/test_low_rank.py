@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import doxa
-from doxa.laplace.forms import leading
+from doxa.laplace.low_rank import leading
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

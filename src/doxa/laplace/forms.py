@@ -23,25 +23,6 @@ for each group k of weights. At the maximum
 
 with γ, by outputs or by weights, the number of well-determined parameters and χ²_g the sum of
 squared residuals in units of the noise. Learned noise is not part of the Hessian.
-
-`LowRank`: the leading directions of the curvature, and the prior in all others.
-
-    H ≈ F Fᵀ + Λ,    F Fᵀ ≈ the leading eigenpairs of G
-
-G = SᵀS, where S has one row for each data row and output, so the eigenpairs follow from the small
-matrix S Sᵀ. The data come in blocks of rows. Each block is stacked below the directions kept so
-far, and the leading directions of both together are kept (Brand 2006), twice as many as `rank`.
-Dropped directions are lost, so that F Fᵀ ≤ G: the posterior is too wide and the evidence too high,
-by ½ log(1 + λ/δ) for each dropped direction of curvature λ under a prior precision δ. F Fᵀ = G
-where the rank is at least rows × outputs.
-
-`Hessian`: the Hessian of −log p(D | θ), for networks with few weights.
-
-    G = −Σ_i w_i ∂² log p(y_i | f(x_i; θ)) / ∂θ²
-
-It differs from Gauss–Newton by Σ_i (∂ log p_i/∂f)ᵀ ∂²f_i/∂θ², so it may have negative eigenvalues,
-also at a maximum of the log joint, as long as the prior precision is larger. Columns are products
-with unit vectors, in forward-over-reverse mode.
 """
 
 from __future__ import annotations
@@ -49,24 +30,23 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.func import grad, jvp, vmap
 from torch.utils._pytree import tree_map
 
 from doxa.data import Batch, Pass, batch_rows
-from doxa.errors import NumericalError
 from doxa.laplace.curvature import (
     Averaged,
+    Draws,
     Jacobians,
     Outputs,
-    flatten_outputs,
+    RowGradients,
     gauss_newton,
     output_size,
 )
-from doxa.linalg import BlockDiagonal, Dense, Diagonal, Embedded, LowRankPrecision, Structure
+from doxa.linalg import BlockDiagonal, Dense, Diagonal, Embedded, Structure
 from doxa.linalg.layout import Layout
 from doxa.method import Run, State
 from doxa.method.run import scaled_priors
@@ -226,15 +206,17 @@ def noise_groups(run: Run) -> int:
 
 @dataclass(frozen=True)
 class Sums:
-    """The sums of a pass: curvature of one kind ("ggn", "fisher", "hessian") in one form."""
+    """The sums of a pass: curvature of one kind ("ggn", "sampled", "fisher", "hessian") in one
+    form; `draws` are those of a row, for sampled curvature."""
 
     form: Form
     kind: str = "ggn"
+    draws: int = 0
 
     def learns_noise(self, run: Run) -> bool:
         """Whether noise is re-estimated. The empirical Fisher does not scale with the noise as G
         does, and a Hessian does not separate groups of outputs."""
-        kinds = ("ggn", "hessian") if noise_groups(run) == 1 else ("ggn",)
+        kinds = ("ggn", "sampled", "hessian") if noise_groups(run) == 1 else ("ggn",)
         return learns_noise(run) and self.kind in kinds
 
     def groups(self, run: Run) -> int:
@@ -244,12 +226,13 @@ class Sums:
         groups = self.groups(run)
         zeros = lambda *s: torch.zeros(run.size, *s, device=run.device, dtype=torch.float64)  # noqa: E731
         slope = zeros(groups, len(run.subset_index))
-        return self.form.empty(run, groups) | {"chi": zeros(groups), "fit": zeros(), "slope": slope}
+        new = self.form.empty(run, groups) | {"chi": zeros(groups), "fit": zeros(), "slope": slope}
+        return new | ({"seen": zeros()} if self.draws else {})  # the number of rows
 
     @property
     def averages(self) -> bool:
         """Whether the curvature can be averaged over several outputs."""
-        return self.kind == "ggn" and self.form.averages
+        return self.kind in ("ggn", "sampled") and self.form.averages
 
     def averaged(self, run: Run, state: State, away: Tensor) -> State:
         """The state with the curvature of all rows averaged over outputs f + d, d [M, S, B, O]."""
@@ -266,9 +249,14 @@ class Sums:
         theta = run.likelihood_theta(state["theta"])
         groups = self.groups(run)
         source = self.form.source(run, state)
-        for rows in source.chunks(batch_rows(batch)):
+        draws = None
+        if self.draws:
+            draws = Draws(run.noise("curvature"), self.draws, int(state["seen"][0]))
+            new["seen"] = state["seen"] + batch_rows(batch)
+        for rows in source.chunks(batch_rows(batch), self.draws, self.form.kept):
             part = some_rows(batch, rows)
-            outputs = Outputs(run.likelihood, theta, part, run.net.output, self.kind)
+            own = None if draws is None else draws.after(rows.start)
+            outputs = Outputs(run.likelihood, theta, part, run.net.output, self.kind, own)
             outputs = outputs if away is None else Averaged(outputs, away[:, :, rows])
             sums, flat = self.form.add(source, new, outputs, groups)
             fit = outputs.log_prob(flat).double()
@@ -343,9 +331,40 @@ Effective = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 _WORK = 1e9  # largest number of multiplications for the inverses of one member
 
 
+class Shares(NamedTuple):
+    """What rows and two draws contribute to the first and second order of a sampled Ĥ.
+
+    log_det: gᵀH⁻¹g, [M, B, 2].
+    step: (gᵀu)², with the step u to the maximum, [M, B, 2].
+    second: tr(H⁻¹ΔH⁻¹Δ) with the difference Δ of the draws, [M, B].
+    trace: gᵀg, [M, B, 2].
+    """
+
+    log_det: Tensor
+    step: Tensor
+    second: Tensor
+    trace: Tensor
+
+    @classmethod
+    def of_diagonal(cls, squares: Tensor, variance: Tensor, step: Tensor) -> Shares:
+        """Those of a diagonal, from g² [M, B, 2, p]."""
+        scaled = squares * variance[:, None, None]
+        second = (scaled[..., 0, :] - scaled[..., 1, :]).square().sum(-1)
+        moved = (squares * step[:, None, None].square()).sum(-1)
+        return cls(scaled.sum(-1), moved, second, squares.sum(-1))
+
+    def plus(self, other: Shares) -> Shares:
+        return Shares(*(a + b for a, b in zip(self, other, strict=True)))
+
+
 class Form(ABC):
     """A structure of the curvature: full, block-diagonal, diagonal, Kronecker-factored or
     low-rank."""
+
+    @property
+    def kept(self) -> bool:
+        """Whether the gradients of single rows are held, for all weights at once."""
+        return True
 
     @abstractmethod
     def empty(self, run: Run, groups: int) -> State:
@@ -393,6 +412,34 @@ class Form(ABC):
     def source(self, run: Run, state: State) -> Jacobians:
         return Jacobians(run.net, state["theta"], run.net.subset_names, run.buffers(state))
 
+    def shares(
+        self,
+        run: Run,
+        state: State,
+        source: Jacobians,
+        outputs: Outputs,
+        covariance: Structure,
+        step: Tensor,
+    ) -> Shares:
+        """How some rows with two draws of sampled curvature move log |H| and the evidence; `step`
+        is H⁻¹ ∇ log p(θ*, D), [M, p]."""
+        found = source.gradients(outputs.part.x, outputs.part.shared)
+        rows = found.rows(outputs.root(found.f)).double()  # [M, B, 2, p]
+        solved = covariance.matmul(rows.movedim(0, 2)).movedim(2, 0)
+        parts = []
+        for index in self.correlated(source):
+            g, v = (t[..., index] for t in (rows, solved))
+            both = g @ v.mT  # [M, B, 2, 2]
+            q = both.diagonal(dim1=-2, dim2=-1)
+            moved = (g * step[:, None, None, index]).sum(-1).square()
+            second = q.square().sum(-1) - 2.0 * both[..., 0, 1].square()
+            parts.append(Shares(q, moved, second, g.square().sum(-1)))
+        return Shares(*(torch.stack(each).sum(0) for each in zip(*parts, strict=True)))
+
+    def correlated(self, source: Jacobians) -> list[Any]:
+        """The sets of weights within which the structure has correlations."""
+        return [slice(None)]
+
     def complete(self, run: Run, state: State) -> State:
         """What is worked out once, when all rows are in."""
         return state
@@ -426,6 +473,13 @@ def slope(state: State, j: Tensor, flat: Tensor, outputs: Outputs, groups: int) 
     return {"slope": state["slope"] + pulls.mT @ j.double().flatten(1, 2)}
 
 
+def drawn(source: Jacobians, state: State, outputs: Outputs) -> tuple[RowGradients, Tensor, State]:
+    """A pass of some rows, its draws as columns [M, B, O, k], and the slope with these rows."""
+    found = source.gradients(outputs.part.x, outputs.part.shared)
+    total = found.total(outputs.pulls(found.f, 1))
+    return found, outputs.root(found.f), {"slope": state["slope"] + total}
+
+
 def added(
     state: State, j: Tensor, flat: Tensor, outputs: Outputs, groups: int, diagonal: bool
 ) -> State:
@@ -456,9 +510,36 @@ class Matrix(Form):
         zeros = torch.zeros(run.size, groups, *shape, device=run.device, dtype=torch.float64)
         return {"curvature": zeros}
 
+    @property
+    def kept(self) -> bool:
+        return not self.diagonal
+
+    def shares(
+        self,
+        run: Run,
+        state: State,
+        source: Jacobians,
+        outputs: Outputs,
+        covariance: Structure,
+        step: Tensor,
+    ) -> Shares:
+        if not self.diagonal:
+            return super().shares(run, state, source, outputs, covariance, step)
+        found = source.gradients(outputs.part.x, outputs.part.shared)
+        each = found.rows(outputs.root(found.f)).double().square()  # [M, B, 2, p]
+        return Shares.of_diagonal(each, covariance.diagonal(), step)
+
     def add(
         self, source: Jacobians, state: State, outputs: Outputs, groups: int
     ) -> tuple[State, Tensor]:
+        if outputs.draws is not None:
+            found, root, sums = drawn(source, state, outputs)
+            if self.diagonal:
+                made = found.squares(root)
+            else:
+                rows = found.rows(root).flatten(1, 2).double()
+                made = rows.mT @ rows
+            return sums | {"curvature": state["curvature"] + made[:, None]}, found.f
         flat, j = source(outputs.part.x, outputs.part.shared)
         sums = added(state, j, flat, outputs, groups, self.diagonal)
         return sums | slope(state, j, flat, outputs, groups), flat
@@ -518,6 +599,9 @@ class Blocks(Form):
             found.setdefault(f"curvature.{name.rpartition('.')[0]}", []).append(name)
         return {key: layout.index(names) for key, names in found.items()}
 
+    def correlated(self, source: Jacobians) -> list[Any]:
+        return list(self.parts(source.layout).values())
+
     def _parts(self, run: Run) -> dict[str, Tensor]:
         own = self.parts(run.layout.select(run.net.subset_names))
         return {key: index.to(run.device) for key, index in own.items()}
@@ -529,6 +613,13 @@ class Blocks(Form):
     def add(
         self, source: Jacobians, state: State, outputs: Outputs, groups: int
     ) -> tuple[State, Tensor]:
+        if outputs.draws is not None:
+            found, root, sums = drawn(source, state, outputs)
+            rows = found.rows(root).flatten(1, 2).double()
+            for key, index in self.parts(source.layout).items():
+                own = rows[..., index]
+                sums[key] = state[key] + (own.mT @ own)[:, None]
+            return sums, found.f
         flat, j = source(outputs.part.x, outputs.part.shared)
         c, weight = outputs.matrix(flat), outputs.part.weight
         sums = {
@@ -585,130 +676,3 @@ class Blocks(Form):
         largest = max(len(index) for index in self._parts(run).values())
         rows = run.settings.batch_size * output_size(run.net.output)
         return float(run.size * largest**2 * max(largest, rows))
-
-
-@dataclass(frozen=True)
-class LowRank(Form):
-    """Directions [M, g, 2 rank, p], each with the length √eigenvalue."""
-
-    rank: int
-
-    def empty(self, run: Run, groups: int) -> State:
-        shape = (run.size, groups, self._kept(run), len(run.subset_index))
-        return {"curvature": torch.zeros(shape, device=run.device, dtype=torch.float64)}
-
-    def _kept(self, run: Run) -> int:
-        return min(2 * self.rank, len(run.subset_index))
-
-    def add(
-        self, source: Jacobians, state: State, outputs: Outputs, groups: int
-    ) -> tuple[State, Tensor]:
-        flat, j = source(outputs.part.x, outputs.part.shared)
-        rows = outputs.root(flat, square=groups > 1).mT @ j.double()  # [M, B, R, p]
-        new = rows.transpose(1, 2) if groups > 1 else rows.flatten(1, 2)[:, None]
-        old = state["curvature"]
-        sums = {"curvature": leading(torch.cat([old, new], 2), old.shape[2])}
-        return sums | slope(state, j, flat, outputs, groups), flat
-
-    def covariance(self, run: Run, state: State, prior: Tensor) -> Structure:
-        rows = leading(state["curvature"].flatten(1, 2), min(self.rank, prior.shape[1]))
-        return LowRankPrecision(prior, rows.mT)
-
-    def effective(
-        self, run: Run, state: State, prior: Tensor, scales: Scales
-    ) -> tuple[Effective, int]:
-        rows = state["curvature"]
-        groups, each = rows.shape[1:3]
-        white = rows.flatten(1, 2) / prior.sqrt()[:, None]
-        if groups == 1 and scales.sizes is None:
-            values = torch.linalg.eigvalsh(white @ white.mT)[:, -self.rank :].clamp_min(0.0)
-            return spectral(values[:, None], torch.ones_like(values), scales), 2000
-        if groups == 1:  # those that the covariance has
-            white = leading(rows[:, 0], min(self.rank, prior.shape[1])) / prior.sqrt()[:, None]
-            each = white.shape[1]
-        parts = [white] if scales.sizes is None else white.split(scales.sizes, 2)
-        grams = torch.stack([part @ part.mT for part in parts], 1)  # of each factor, [M, K, k, k]
-
-        def effective(ratio: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]:
-            """γ_g = tr [K (I + K)⁻¹]_gg with K = S Λ⁻¹ Sᵀ, where rows of S are divided by √r_g and
-            Λ is multiplied by τ. γ_k is the trace with the part of K from the weights of factor
-            k."""
-            root = ratio.rsqrt().repeat_interleave(each, 1)
-            own = root[:, None, :, None] * grams * root[:, None, None] / tau[..., None, None]
-            k = own.sum(1)
-            eye = torch.eye(k.shape[-1], dtype=k.dtype, device=k.device)
-            inverse = torch.linalg.inv(eye + k)
-            share = (inverse * k).sum(-1)  # both are symmetric
-            by_weights = (inverse[:, None] * own).sum((-2, -1))
-            return share.reshape(-1, groups, each).sum(-1), by_weights
-
-        return effective, 100
-
-    def divided(self, state: State, ratio: Tensor) -> State:
-        return {"curvature": state["curvature"] / ratio.sqrt()[..., None, None]}
-
-    def bytes(self, run: Run, groups: int) -> int:
-        return 4 * 8 * run.size * groups * self._kept(run) * len(run.subset_index)
-
-    def product(self, run: Run) -> float | None:
-        size, kept = len(run.subset_index), self._kept(run)
-        return float(run.size * size * kept * max(kept, run.settings.batch_size))
-
-
-def leading(rows: Tensor, count: int) -> Tensor:
-    """The leading directions of SᵀS for S [..., n, p], computed from S Sᵀ: [..., count, p].
-
-    The largest entry of each is positive, so that the signs do not depend on the linear algebra
-    library. Directions that are round-off are zero.
-    """
-    values, vectors = torch.linalg.eigh(rows @ rows.mT)
-    noise = torch.finfo(rows.dtype).eps * values.shape[-1] * values[..., -1:]
-    found = (vectors * (values > noise)[..., None, :])[..., -count:].mT @ rows
-    largest = found.gather(-1, found.abs().argmax(-1, keepdim=True))
-    return torch.where(largest < 0, -found, found)
-
-
-_TOGETHER = 64  # columns
-
-
-@dataclass(frozen=True)
-class Hessian(Matrix):
-    """All of it, [M, 1, p, p]."""
-
-    diagonal: bool = False
-    averages = False
-
-    def add(
-        self, source: Jacobians, state: State, outputs: Outputs, groups: int
-    ) -> tuple[State, Tensor]:
-        part = outputs.part
-        forward = lambda p, b, x: flatten_outputs(source.model.forward(p, x, buffers=b), 0)  # noqa: E731
-        network = vmap(forward, in_dims=(0, 0, None if part.shared else 0))
-
-        def flat(own: Tensor) -> Tensor:
-            params = source.rest | source.layout.unflatten(own)
-            return network(params, source.buffers, part.x)
-
-        def loss(own: Tensor) -> Tensor:
-            each = outputs.log_prob(flat(own))
-            return -(each if part.weight is None else part.weight * each).sum()
-
-        own = source.layout.flatten(source.own)  # [M, p]: members are independent terms of the sum
-        eye = torch.eye(own.shape[1], dtype=own.dtype, device=own.device)
-        column = lambda v: jvp(grad(loss), (own,), (v.expand_as(own),))[1]  # noqa: E731
-        found = vmap(column, chunk_size=_TOGETHER)(eye).transpose(0, 1)  # [M, p, p]
-        sums = {
-            "curvature": state["curvature"] + found.double()[:, None],
-            "slope": state["slope"] - grad(loss)(own).double()[:, None],
-        }
-        return sums, flat(own).detach()
-
-    def covariance(self, run: Run, state: State, prior: Tensor) -> Structure:
-        total = state["curvature"].sum(1) + torch.diag_embed(prior)
-        least = torch.linalg.eigvalsh((total + total.mT) / 2)[:, 0]
-        if bool((least <= 0).any()):
-            raise NumericalError(
-                f"the Hessian of the log joint has the eigenvalue {float(least.min()):.3g}: the "
-                "weights are not at a maximum; train longer, use newton_steps=, or curvature='ggn'"
-            )
-        return super().covariance(run, state, prior)

@@ -28,6 +28,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -36,11 +37,12 @@ from torch import Tensor
 from doxa.data import free_memory
 from doxa.errors import MemoryBudgetError, MethodError
 from doxa.laplace import layers
-from doxa.laplace.curvature import Contrast, Jacobians, Outputs, chunk_bytes
-from doxa.laplace.forms import Effective, Form, Scales, spectral
-from doxa.laplace.layers import Layer, Pass, Passes
+from doxa.laplace.curvature import Contrast, Jacobians, Outputs, RowGradients, chunk_bytes
+from doxa.laplace.forms import Effective, Form, Scales, Shares, spectral
+from doxa.laplace.layers import Layer
+from doxa.laplace.passes import Pass, Passes
 from doxa.linalg import Kronecker, KroneckerBlock, Structure
-from doxa.linalg.layout import Params
+from doxa.linalg.layout import Layout, Params
 from doxa.method import Run, State
 from doxa.model import Model
 
@@ -54,17 +56,32 @@ class Factored(Jacobians):
         self, model: Model, mean: Tensor, subset: tuple[str, ...], buffers: Params | None = None
     ) -> None:
         super().__init__(model, mean, subset, buffers)
-        found, rest = layers.of(model, subset)
+        found, self.rest_names = layers.of(model, subset)
         self.layers = {layer.key: layer for layer in found}
-        self.passes = Passes(model, self.own | self.rest, self.buffers, found)
-        self.others = Jacobians(model, mean, rest, buffers) if rest else None
         self._like = next(iter(self.own.values()))
 
-    def chunks(self, rows: int) -> Iterator[slice]:
+    @cached_property
+    def passes(self) -> Passes:
+        single = layers.leaves(self.model, self.rest_names)
+        found = list(self.layers.values())
+        return Passes(self.model, self.own | self.rest, self.buffers, found, single)
+
+    def gradients(self, x: Any, shared: bool = True) -> RowGradients:
+        missed = self.layers.keys() - self.passes.keys(x, shared)
+        if missed:
+            raise MethodError(
+                f"structure='kronecker': the weights {sorted(missed)} are used without a "
+                "call of their layer (as in attention), or not used at all; use "
+                "structure='diagonal', or a subset without them"
+            )
+        return super().gradients(x, shared)
+
+    def chunks(self, rows: int, draws: int = 0, kept: bool = True) -> Iterator[slice]:
         """Blocks of rows of limited activations and gradients."""
-        given, made = self._widths()
+        given, patches, made = self._widths()
         budget = chunk_bytes(self._like.device)
-        row = self._bytes * (3 * (given + made) + 6 * self.columns * made)
+        together = min(self.columns, draws) if draws else self.columns
+        row = self._bytes * (3 * (given + made) + patches + 6 * together * made)
         if row > free_memory(self._like.device) // 2:
             raise MemoryBudgetError(
                 f"activations of one row ({self.members} members, {given + made} numbers each) and "
@@ -72,15 +89,19 @@ class Factored(Jacobians):
                 "members"
             )
         step = max(1, budget // row)
-        if self.others is not None:
-            step = min(step, next(self.others.chunks(rows)).stop)
+        left = self.members * 8 * (draws or self.outputs) * self.rest_layout.size
+        step = min(step, max(1, budget // max(1, left)))
         for start in range(0, rows, step):
             yield slice(start, min(start + step, rows))
+
+    @cached_property
+    def rest_layout(self) -> Layout:
+        return self.model.layout.select(self.rest_names)
 
     @property
     def columns(self) -> int:
         """The number of outputs that are differentiated together."""
-        made = self._widths()[1]
+        made = self._widths()[2]
         most = chunk_bytes(self._like.device) // (6 * self._bytes * made)
         return max(1, min(self.outputs, most))
 
@@ -88,116 +109,111 @@ class Factored(Jacobians):
     def _bytes(self) -> int:
         return self.members * self._like.dtype.itemsize
 
-    def _widths(self) -> tuple[int, int]:
-        """The sizes of the inputs (unfolded) and outputs of the layers, for one row."""
+    def _widths(self) -> tuple[int, int, int]:
+        """The sizes, for one row, of the inputs of the layers, of the patches of the layer with the
+        most, and of the outputs."""
         seen: dict[str, int] = {}
         for path, width in self.model.widths:
             seen[path] = seen.get(path, 0) + width
-        given = made = 1
+        given = largest = made = 1
         for layer in self.layers.values():
             width = sum(seen.get(path, 0) for path in layer.paths)
             made += width
-            given += width // layer.outputs * (1 if layer.embeds else layer.inputs)
-        return given, made
+            patches = width // layer.outputs * (1 if layer.embeds else layer.inputs)
+            given += patches // layer.window
+            largest = max(largest, patches)
+        return given, largest, made
 
-    def slopes(self, made: Pass, pulls: Tensor) -> Params:
-        """Σ_b Jᵀ v for the weights of the layers, {name: [M, g, size]}, for columns v of
-        [M, B, O, g]."""
-        found: Params = {}
-        for key, g in made.gradients(pulls).items():
-            layer, a = self.layers[key], made.inputs[key]  # g is [M, g, B, T, out]
-            if layer.bias is not None:
-                found[layer.bias] = g.sum((2, 3)).double()
-            if layer.weight is None:
-                continue
-            if layer.embeds:
-                tokens = a.flatten(1)[:, None, :, None].expand_as(g.flatten(2, 3))
-                total = g.new_zeros(*g.shape[:2], layer.inputs, layer.outputs)
-                found[layer.weight] = total.scatter_add(2, tokens, g.flatten(2, 3)).flatten(2)
-            else:  # row by row, without a copy
-                found[layer.weight] = (g.mT @ a[:, None]).sum(2).flatten(2).double()
-        return found
+    def rest_rows(self, found: RowGradients, columns: Tensor) -> Tensor:
+        """Gradients of vᵀf of every row for the weights without factors, [M, B, R, q]."""
+        return found.rows(columns, self.rest_layout.names)
 
     def variance(
         self, x: Any, covariance: Structure, contrast: Contrast | None = None
     ) -> tuple[Tensor, Tensor]:
         """f [K, B, O] and the variance of each output, or of contrasts."""
-        blocks = self._blocks(covariance)
-        made = self.passes(x)
-        found = []
-        for g in self._gradients(made, contrast):
-            each = [h.square().sum(-1) for h in self._halves(made, g, blocks)]
-            found.append(torch.stack(each).sum(0))
-        total = torch.cat(found, -1)
-        for j, variance in self._dense(x, blocks):
-            j = j if contrast is None else contrast(j)
-            total = total + (j.square() * variance[:, None, None]).sum(-1)
-        return made.f, total
+        blocks = self.blocks(covariance)
+        found = self.gradients(x)
+        parts = []
+        for columns in self._columns(found.f, contrast):
+            g = found.made.gradients(columns)
+            each = [h.square().sum(-1) for h in self._halves(found.made, g, blocks)]
+            for j, variance in self._dense(found, columns, blocks):
+                each.append((j.square() * variance[:, None, None]).sum(-1))
+            parts.append(torch.stack(each).sum(0))
+        return found.f, torch.cat(parts, -1)
 
     def spread(self, x: Any, covariance: Structure) -> tuple[Tensor, Tensor]:
         """f [K, B, O] and J Σ Jᵀ, [K, B, O, O]."""
-        blocks = self._blocks(covariance)
-        made = self.passes(x)
-        need = self._bytes * made.f.shape[1] * self.outputs * 3 * self._widths()[1]
+        blocks = self.blocks(covariance)
+        found = self.gradients(x)
+        made = found.made
+        need = self._bytes * made.f.shape[1] * self.outputs * 3 * self._widths()[2]
         if need > free_memory(self._like.device) // 2:
             raise MemoryBudgetError(
                 f"the covariance between {self.outputs} outputs takes {need / 2**30:.3g} GiB of "
                 "gradients; use what needs variances only, or subset='last_layer'"
             )
-        pieces = list(self._gradients(made))
+        pieces = [made.gradients(columns) for columns in self._columns(made.f)]
         whole = {key: torch.cat([g[key] for g in pieces], 1) for key in pieces[0]}
         total = made.f.new_zeros((*made.f.shape, self.outputs))
         for h in self._halves(made, whole, blocks):
             total += h @ h.mT
-        for j, variance in self._dense(x, blocks):
+        eye = torch.cat(list(self._columns(made.f)), -1)
+        for j, variance in self._dense(found, eye, blocks):
             total += (j * variance[:, None, None]) @ j.mT
         return made.f, total
 
     def along(self, x: Any, delta: Tensor) -> tuple[Tensor, Tensor]:
         """f [K, B, O] and Jδ for draws δ [K, S, p]: [K, S, B, O]."""
+        pushed = self.pushed(x, delta)
+        if pushed is not None:
+            return pushed
         moved = self.layout.unflatten(delta)
-        made = self.passes(x)
-        found = []
-        for gradients in self._gradients(made):
+        found = self.gradients(x)
+        made = found.made
+        rest = self.rest_layout
+        own = rest.flatten({n: moved[n] for n in rest.names}) if rest.names else None
+        parts = []
+        for columns in self._columns(made.f):
             each = [
                 part
-                for key, g in gradients.items()
+                for key, g in made.gradients(columns).items()
                 for part in self._layer_along(self.layers[key], made, g, moved)
             ]
-            found.append(torch.stack(each).sum(0))
-        whole = torch.cat(found, -1)
-        if self.others is not None:
-            rest = self.others.layout.flatten({n: moved[n] for n in self.others.layout.names})
-            whole = whole + torch.einsum("kbop,ksp->ksbo", self.others(x)[1], rest)
-        return made.f, whole
+            if own is not None:
+                each.append(torch.einsum("kbop,ksp->ksbo", self.rest_rows(found, columns), own))
+            parts.append(torch.stack(each).sum(0))
+        return made.f, torch.cat(parts, -1)
 
-    def _gradients(
-        self, made: Pass, contrast: Contrast | None = None
-    ) -> Iterator[dict[str, Tensor]]:
-        """g of every output, some outputs at a time; or of contrasts, which are symmetric."""
-        eye = torch.eye(self.outputs, dtype=made.f.dtype, device=made.f.device)
+    def _columns(self, f: Tensor, contrast: Contrast | None = None) -> Iterator[Tensor]:
+        """Unit vectors of every output, [M, B, O, R], some at a time; or contrasts, which are
+        symmetric."""
+        eye = torch.eye(self.outputs, dtype=f.dtype, device=f.device)
         eye = eye if contrast is None else contrast(eye)
         for own in eye.split(self.columns, 1):
-            yield made.gradients(own.expand(*made.f.shape[:2], -1, -1))
+            yield own.expand(*f.shape[:2], -1, -1)
 
-    def _blocks(self, covariance: Structure) -> _Blocks:
+    def blocks(self, covariance: Structure) -> _Blocks:
         assert isinstance(covariance, Kronecker)
         variances = [1.0 / values for values in covariance.precisions()]
         parts = zip(covariance.blocks, variances, strict=True)
         return dict(zip(self.layout.names, parts, strict=True))
 
-    def _dense(self, x: Any, blocks: _Blocks) -> Iterator[tuple[Tensor, Tensor]]:
-        """J and the variances of the weights without factors."""
-        if self.others is not None:
-            names = self.others.layout.names
-            yield self.others(x)[1], torch.cat([blocks[name][1] for name in names], -1)
+    def _dense(
+        self, found: RowGradients, columns: Tensor, blocks: _Blocks
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """The rows of J and the variances of the weights without factors."""
+        if self.rest_names:
+            variances = [blocks[name][1] for name in self.rest_layout.names]
+            yield self.rest_rows(found, columns), torch.cat(variances, -1)
 
     def _halves(
         self, made: Pass, gradients: dict[str, Tensor], blocks: _Blocks
     ) -> Iterator[Tensor]:
         """h √D of each block, [K, B, R, Q], whose products h hᵀ add up to J Σ Jᵀ."""
         for key, g in gradients.items():
-            layer, a = self.layers[key], made.inputs[key]
+            layer, a = self.layers[key], made.positions(key)
             if layer.bias is not None:
                 block, variance = blocks[layer.bias]
                 turned = _turned(g.sum(3), block.left) * variance.sqrt()[:, None, None]
@@ -208,8 +224,12 @@ class Factored(Jacobians):
             if layer.embeds:
                 yield _embedded(a, _turned(g, block.right), variance)
                 continue
-            spread = variance.reshape(len(variance), layer.outputs, layer.inputs)
-            a, g = _turned(a, block.right), _turned(g, block.left)
+            left, right = block.left, block.right
+            spread = variance.reshape(len(variance), layer.outputs, -1)
+            if layer.transposed:
+                left, right = right, left
+                spread = variance.reshape(len(variance), -1, layer.outputs).mT
+            a, g = _turned(a, right), _turned(g, left)
             if a.shape[2] == 1:
                 scale = (a[:, :, 0].square() @ spread.mT).sqrt()  # [K, B, out]
                 yield g[:, :, :, 0].transpose(1, 2) * scale[:, :, None]
@@ -230,8 +250,10 @@ class Factored(Jacobians):
 
     def _weight_along(self, layer: Layer, made: Pass, g: Tensor, delta: Tensor) -> Tensor:
         """Σ_t g_tᵀ Δ_s a_t: [K, S, B, R], with Δ applied first or last, whichever is less work."""
-        a, draws = made.inputs[layer.key], delta.shape[1]
+        a, draws = made.positions(layer.key), delta.shape[1]
         members, outputs, rows, positions = g.shape[:4]
+        if layer.transposed and not layer.embeds:
+            delta = delta.mT
         if layer.embeds:
             place = torch.arange(members, device=a.device)[:, None, None]
             z = delta.transpose(1, 2)[place, a]  # [K, B, T, S, D]
@@ -320,15 +342,18 @@ class Factors(Form):
         self, source: Jacobians, state: State, outputs: Outputs, groups: int
     ) -> tuple[State, Tensor]:
         source, part = cast("Factored", source), outputs.part
-        made = source.passes(part.x, part.shared)
+        found = source.gradients(part.x, part.shared)
+        made = found.made
         root = outputs.root(made.f, square=groups > 1)  # [M, B, O, R]
         new = {}
-        for key, a in made.inputs.items():
+        for key in made.keys:
             layer = source.layers[key]
             if layer.weight is not None:
-                counted, size = _gram(layer, a, part.weight)
+                counted, size = _gram(layer, made.positions(key), part.weight)
                 new[_a(layer)] = state[_a(layer)] + counted
                 new[_count(layer)] = state[_count(layer)] + size
+        if source.rest_names:
+            new[_REST] = state[_REST].clone()
         for start in range(0, root.shape[-1], source.columns):
             own = slice(start, start + source.columns)
             for key, g in made.gradients(root[..., own]).items():
@@ -338,17 +363,70 @@ class Factors(Form):
                     entry[:, own] += _products_of(g)
                 else:
                     entry[:, 0] += _products_of(g.flatten(1, 2)[:, None])[:, 0]
-        pulls = outputs.pulls(made.f, groups)
-        slopes = source.slopes(made, pulls)
-        if source.others is not None:
-            j = source.others(part.x, part.shared)[1].double()
-            squares = (root.mT @ j).square().sum(1)  # [M, R, p]
-            new[_REST] = state[_REST] + (squares if groups > 1 else squares.sum(1, keepdim=True))
-            own_slope = pulls.flatten(1, 2).mT @ j.flatten(1, 2)
-            slopes |= {n: own_slope[..., s] for n, s in source.others.layout.slices.items()}
-        ordered = torch.cat([slopes[name] for name in source.layout.names], -1)
-        new["slope"] = state["slope"] + ordered
+            if source.rest_names:
+                rows = source.rest_rows(found, root[..., own]).double()
+                squares = rows.square().sum(1)  # [M, R, q]
+                if groups > 1:
+                    new[_REST][:, own] += squares
+                else:
+                    new[_REST] += squares.sum(1, keepdim=True)
+        new["slope"] = state["slope"] + found.total(outputs.pulls(made.f, groups))
         return new, made.f
+
+    def shares(
+        self,
+        run: Run,
+        state: State,
+        source: Jacobians,
+        outputs: Outputs,
+        covariance: Structure,
+        step: Tensor,
+    ) -> Shares:
+        """In the eigenbasis of B, with the eigenvalues a of A and the variances v of the block, the
+        derivative of log |B ⊗ A + δ| is diag(Σ_j a_j v_ij), and the second one, for the square of
+        the entry (i, i') of Δ, −Σ_j a_j² v_ij v_i'j. That of uᵀ(B ⊗ A)u is u A uᵀ."""
+        source = cast("Factored", source)
+        found = source.gradients(outputs.part.x, outputs.part.shared)
+        made, root = found.made, outputs.root(found.f)
+        blocks, state = source.blocks(covariance), self.complete(run, state)
+        steps = source.layout.unflatten(step)
+        zeros = torch.zeros(*found.f.shape[:2], 2, dtype=torch.float64, device=found.f.device)
+        total = Shares(zeros, zeros, zeros[..., 0], zeros)
+        for key, g in made.gradients(root).items():
+            layer = source.layers[key]
+            basis = _outer(layer, state, None)[1]
+            turned = _turned(g.double(), basis).transpose(1, 2)  # [M, B, 2, T, out]
+            first = curved = moved = size = torch.zeros((), dtype=torch.float64, device=g.device)
+            if layer.bias is not None:
+                variance = blocks[layer.bias][1]
+                u = (steps[layer.bias][:, None] @ basis).mT  # [M, out, 1]
+                first, size, moved = variance, size + 1.0, u @ u.mT
+                curved = variance[:, :, None] * variance[:, None]
+            if layer.weight is not None:
+                a, variance = state[_values(_a(layer))], blocks[layer.weight][1]
+                u = steps[layer.weight].flatten(2)
+                wide = variance.reshape(u.shape)
+                if layer.transposed:
+                    u, wide = u.mT, wide.mT
+                u = basis.mT @ (u if layer.embeds else u @ state[_a(layer)])
+                scaled = a[:, None] * wide  # [M, out, in]
+                first, curved = first + scaled.sum(2), curved + scaled @ scaled.mT
+                moved, size = moved + (u * a[:, None]) @ u.mT, size + a.sum(1)[:, None, None]
+            squares = turned.square().sum(3)  # [M, B, 2, out]
+            shift = ((turned @ moved[:, None, None]) * turned).sum((3, 4))
+            second = []
+            for own in turned.unbind(1):  # a matrix of each row
+                both = own.mT @ own  # [M, 2, out, out]
+                second.append(((both[:, 0] - both[:, 1]).square() * curved).sum((1, 2)))
+            q = (squares * first[:, None, None]).sum(-1)
+            total = total.plus(Shares(q, shift, torch.stack(second, 1), squares.sum(-1) * size))
+        if source.rest_names:
+            names = source.rest_layout.names
+            variance = torch.cat([blocks[name][1] for name in names], -1)
+            own = torch.cat([steps[name].flatten(1) for name in names], -1)
+            each = source.rest_rows(found, root).double().square()
+            total = total.plus(Shares.of_diagonal(each, variance, own))
+        return total
 
     def complete(self, run: Run, state: State) -> State:
         new = dict(state)
@@ -379,7 +457,8 @@ class Factors(Form):
                 blocks[layer.bias] = KroneckerBlock(b, basis)
             if layer.weight is not None:
                 curvature = _products(layer, b, state[_values(_a(layer))])
-                left, right = (None, basis) if layer.embeds else (basis, state[_a(layer)])
+                left = None if layer.embeds else state[_a(layer)]
+                left, right = (left, basis) if layer.transposed else (basis, left)
                 blocks[layer.weight] = KroneckerBlock(curvature, left, right)
         if rest:
             left_over = run.layout.select(rest)
@@ -493,7 +572,7 @@ def _outer(layer: Layer, state: State, ratio: Tensor | None) -> tuple[Tensor, Te
 
 def _products(layer: Layer, b: Tensor, a: Tensor) -> Tensor:
     """Eigenvalues of the block, flat in the order of the weight."""
-    rows, columns = (a, b) if layer.embeds else (b, a)
+    rows, columns = (a, b) if layer.transposed else (b, a)
     return (rows[:, :, None] * columns[:, None, :]).flatten(1)
 
 

@@ -66,8 +66,6 @@ from doxa.laplace.forms import (
     Blocks,
     Effective,
     Form,
-    Hessian,
-    LowRank,
     Matrix,
     Scales,
     Sums,
@@ -75,8 +73,11 @@ from doxa.laplace.forms import (
     slope,
 )
 from doxa.laplace.functional import Dual, FunctionalPosterior, Kernel
+from doxa.laplace.hessian import Hessian
 from doxa.laplace.kronecker import Factors
+from doxa.laplace.low_rank import LowRank
 from doxa.laplace.posterior import LaplacePosterior
+from doxa.laplace.sampling_error import SamplingError, sampling_error
 from doxa.laplace.status import HeldOut
 from doxa.linalg import Dense, Embedded, Structure
 from doxa.method import (
@@ -240,9 +241,15 @@ class Laplace(Method):
     train : bool
         False keeps the weights: for a trained network, with fit(init="given").
     curvature : str
-        "ggn": the generalised Gauss–Newton matrix. "fisher": the empirical Fisher; learned noise
-        then stays as trained. "hessian": for small networks ("full" only); it is an error where
-        the Hessian of the log joint has a negative eigenvalue.
+        "ggn": the generalised Gauss–Newton matrix, with one backward pass per output. "sampled": an
+        unbiased estimate of it, with one backward pass per draw, for many classes and for outputs
+        at every pixel; its error is in `diagnostics["curvature"]`, and that of the evidence in
+        `diagnostics["log_evidence_error"]`. "auto": "sampled" for more than ten outputs per row
+        with the structures "diagonal" and "kronecker", else "ggn". "fisher": the empirical Fisher;
+        learned noise then stays as trained. "hessian": for small networks ("full" only); it is an
+        error where the Hessian of the log joint has a negative eigenvalue.
+    curvature_draws : int
+        The number of draws of a row for curvature="sampled".
     rank : int
         The number of eigenpairs of structure="low-rank".
     link : str
@@ -294,7 +301,7 @@ class Laplace(Method):
     tune: str | None = one_of("auto", "evidence", "validation", None)
     newton_steps: int | None = whole(None, least=0)
     train: bool = flag(True)
-    curvature: str = one_of("ggn", "fisher", "hessian")
+    curvature: str = one_of("auto", "ggn", "sampled", "fisher", "hessian")
     rank: int = whole(50, least=1)
     link: str = one_of("log-odds", "samples", "probit", "bridge", "probit-marginal")
     kernel_rows: int | None = whole(None, least=1)
@@ -302,6 +309,7 @@ class Laplace(Method):
     tuned_scale: str = one_of("shared", "layer")
     evidence_steps: int = whole(0, least=0)
     mean_correction: bool | str = one_of("auto", or_a=bool, called="True or False")
+    curvature_draws: int = whole(10, least=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -325,8 +333,10 @@ class Laplace(Method):
         return self.tune is not None
 
     def _settled(self, run: Run) -> Laplace:
-        """The method with structure="auto" resolved for the network of this run."""
-        return replace(self, structure=status.choose_structure(self, run))
+        """The method with "auto" of structure and curvature resolved for the network of this
+        run."""
+        settled = replace(self, structure=status.choose_structure(self, run))
+        return replace(settled, curvature=status.choose_curvature(settled, run))
 
     @property
     def _sums(self) -> statistics.Sums:
@@ -337,7 +347,8 @@ class Laplace(Method):
         }  # fmt: skip
         form = Hessian() if self.curvature == "hessian" else forms[self.structure]
         form = form if self.subnetwork is None else Subnetwork(self.subnetwork)
-        return statistics.Sums(form, self.curvature)
+        draws = self.curvature_draws if self.curvature == "sampled" else 0
+        return statistics.Sums(form, self.curvature, draws)
 
     def stages(self, run: Run) -> Iterable[Stage]:
         return self._settled(run)._stages(run)
@@ -349,6 +360,13 @@ class Laplace(Method):
             yield evidence_stage(run, self._sums, self.tunes(run), self.evidence_steps)
         elif self.train:
             yield optimise(log_joint, run.steps)
+        if self.curvature == "sampled":
+            outputs = output_size(run.net.output)
+            log.info(
+                "laplace: curvature is sampled: %d draws for the %d outputs of a row "
+                "(curvature='ggn' is exact, and takes %.3g times as many gradients)",
+                self.curvature_draws, outputs, outputs / self.curvature_draws,
+            )  # fmt: skip
         made = partial(Stage, capturable=False, product=self._sums.form.product(run))
         newton_steps = self.newton_steps
         if newton_steps is None:
@@ -397,9 +415,27 @@ class Laplace(Method):
             held = HeldOut(self._sums, self._posterior, self.tune == "auto", self.train)
             each = [held.chosen(run.select_members(own), slice_state(state, own)) for own in parts]
             state, found = joined([own for own, _ in each]), [by for _, by in each]
-        posterior = self._evaluated(run, state, rows)
+        error = None
+        if self.curvature == "sampled":
+            inverse = self._sums.form.covariance(run, state, scales.prior_precision(run, state))
+            step, _ = mean_correction.newton_step(run, state, inverse)
+            error = sampling_error(run, state, self._sums, inverse, step)
+            if not bool(error.small.all()):
+                log.warning(
+                    "laplace: %d draws per row are too few for this matrix (%s), and its evidence "
+                    "is not reliable: use more (curvature_draws=), curvature='ggn', or 'diagonal'",
+                    self.curvature_draws, self.structure,
+                )  # fmt: skip
+        posterior = self._evaluated(run, state, rows, error)
         if posterior.record.status == status.WORSE and self._may_move(run):
-            posterior = self._evaluated(run, state, rows, moves=True)
+            posterior = self._evaluated(run, state, rows, error, moves=True)
+        if error is not None:
+            diagnostics = posterior.record.diagnostics
+            diagnostics["curvature"] = error.described(self.curvature_draws)
+            if posterior.log_evidence is not None:
+                diagnostics["log_evidence_error"] = stated = float(error.evidence.max())
+                log.info("laplace: log evidence %.6g ± %.2g from %d draws", posterior.log_evidence,
+                         stated, self.curvature_draws)  # fmt: skip
         posterior.record.diagnostics["prior_from"] = found
         posterior.record.diagnostics["chosen_on_held_out"] = int("validation" in found)
         if run.likelihood.classifies:
@@ -415,15 +451,20 @@ class Laplace(Method):
         return self.mean_correction == "auto" and classes
 
     def _evaluated(
-        self, run: Run, state: State, rows: status.EvaluationRows | None, moves: bool = False
+        self,
+        run: Run,
+        state: State,
+        rows: status.EvaluationRows | None,
+        error: SamplingError | None,
+        moves: bool = False,
     ) -> LaplacePosterior:
-        posterior = self._posterior(run, state, moves)
+        posterior = self._posterior(run, state, moves, error)
         if rows is not None:
             heat = run.field(self, "temperature")
             share = statistics.determined(run, state, posterior.covariance, heat)
             nearer = None
             if self.structure == "diagonal" and status.has_factors(run):
-                factors = statistics.Sums(Factors(), self.curvature)
+                factors = replace(self._sums, form=Factors())
                 nearer = partial(factors.determined, run, state, heat)
             status.compare_with_map(posterior, rows, share, nearer)
         return posterior
@@ -440,7 +481,9 @@ class Laplace(Method):
         tidy = {k: v.contiguous() for k, v in spread.state().items()}  # as after loading
         return spread.from_state(tidy)
 
-    def _posterior(self, run: Run, state: State, moves: bool = False) -> LaplacePosterior:
+    def _posterior(
+        self, run: Run, state: State, moves: bool = False, error: SamplingError | None = None
+    ) -> LaplacePosterior:
         prior, tau = scales.prior_precision(run, state), state["tau"]
         inverse = self._sums.form.covariance(run, state, prior)
         kind = LaplacePosterior if not isinstance(inverse, Dual) else FunctionalPosterior
@@ -456,9 +499,8 @@ class Laplace(Method):
         if self._sums.form.whole(run) and bool((temperature == 1.0).all()) and not run.tempered:
             quad = (tau * scales.prior_curvature(run, state)[1]).sum(1)
             above = 0.5 * mean_correction.newton_step(run, state, inverse)[1]
-            posterior.log_evidence = self._log_evidence(
-                run, state, inverse.logdet(), prior, quad, above
-            )
+            logdet = inverse.logdet() if error is None else inverse.logdet() - error.added
+            posterior.log_evidence = self._log_evidence(run, state, logdet, prior, quad, above)
         if self.tunes(run):
             posterior.record.diagnostics["prior_scale"] = scales.reported_scales(run, tau)
         return posterior

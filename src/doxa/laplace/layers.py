@@ -8,29 +8,25 @@ that is called again) a layer maps an input a_t to z_t = W a_t + b, so that
 A convolution's a_t is the patch under its window, unfolded (Grosse & Martens 2016); an embedding's
 weight is transposed, and its a_t the unit vector of a token, kept as a number.
 
-`Passes` runs the network and records the inputs of its layers. A zero is added to the output z of
-every layer; the gradient of vᵀf with respect to this zero is g. Members and rows are vectorised, so
-that each layer receives a single row, in any layout of axes. Gradients of several v are computed
-together.
+Other modules without children, such as norm layers and transposed convolutions, have no factors. A
+row's gradient of their parameters is the vector–Jacobian product of the module alone, at its input
+and the gradient at its output (`Leaf`). Both are recorded by `passes.py`.
 """
 
 from __future__ import annotations
 
-import logging
+import inspect
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import vmap
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.func import functional_call, vjp, vmap
 
 from doxa.errors import MethodError
-from doxa.laplace.curvature import flatten_outputs
 from doxa.linalg.layout import Params
 from doxa.model import Model
 
@@ -66,20 +62,140 @@ class Layer:
     def embeds(self) -> bool:
         return isinstance(self.module, nn.Embedding)
 
-    def positions(self, a: Tensor) -> Tensor:
-        """The layer's input for one row as a_t, [T, inputs]; tokens [T] for an embedding."""
+    @property
+    def convolves(self) -> bool:
+        return isinstance(self.module, _CONVOLUTIONS)
+
+    @property
+    def window(self) -> int:
+        """The positions of the input under the window of a convolution; 1 for other layers."""
+        return math.prod(self.module.kernel_size) if self.convolves else 1
+
+    @property
+    def transposed(self) -> bool:
+        """Whether the weight is stored as [inputs, outputs]: an embedding, a Conv1D of GPT-2."""
+        return self.embeds or _is_conv1d(self.module)
+
+    def positions(self, a: Tensor, lead: int) -> Tensor:
+        """The layer's inputs [*lead, *a] as a_t, [*lead, T, inputs]; tokens [*lead, T] for an
+        embedding."""
+        shape = a.shape[:lead]
         if self.embeds:
-            return a.reshape(-1)
-        if isinstance(self.module, _CONVOLUTIONS):
-            return unfold(self.module, a)
-        return a.reshape(-1, self.inputs)
+            return a.reshape(*shape, -1)
+        if self.convolves:
+            pixels = a.shape[-len(self.module.kernel_size) - 1 :]
+            return unfold(self.module, a.reshape(-1, *pixels)).reshape(*shape, -1, self.inputs)
+        return a.reshape(*shape, -1, self.inputs)
 
     def gradients(self, g: Tensor, lead: int) -> Tensor:
         """Gradients with respect to the layer's output, [*lead, *z], as g_t: [*lead, T,
         outputs]."""
-        if isinstance(self.module, _CONVOLUTIONS):  # a view, without a copy
-            return g.reshape(*g.shape[:lead], self.outputs, -1).mT
+        if self.convolves:
+            pixels = len(self.module.kernel_size)
+            g = g.reshape(*g.shape[:lead], -1, *g.shape[-pixels - 1 :]).flatten(-pixels)
+            if g.shape[lead] == 1:  # a view, without a copy
+                return g.squeeze(lead).mT
+            return g.mT.flatten(lead, lead + 1)
         return g.reshape(*g.shape[:lead], -1, self.outputs)
+
+    def slopes(self, g: Tensor, a: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """The name and the gradient of each parameter for every row, [M, R, B, size], from
+        g [M, R, B, T, outputs] and a [M, B, T, inputs]."""
+        if self.bias is not None:
+            yield self.bias, g.sum(3)
+        if self.weight is None:
+            return
+        if self.embeds:
+            tokens = a[:, None, ..., None].expand_as(g)
+            total = g.new_zeros(*g.shape[:3], self.inputs, self.outputs)
+            yield self.weight, total.scatter_add(3, tokens, g).flatten(3)
+        else:
+            slope = g.mT @ a[:, None]
+            yield self.weight, (slope.mT if self.transposed else slope).flatten(3)
+
+    def total(self, g: Tensor, a: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """The same, summed over rows: [M, R, size], in float64."""
+        if self.bias is not None:
+            yield self.bias, g.sum((2, 3)).double()
+        if self.weight is None:
+            return
+        if self.embeds:
+            tokens = a.flatten(1)[:, None, :, None].expand_as(g.flatten(2, 3))
+            total = g.new_zeros(*g.shape[:2], self.inputs, self.outputs)
+            yield self.weight, total.scatter_add(2, tokens, g.flatten(2, 3)).flatten(2).double()
+            return
+        if g.shape[3] > g.shape[4]:  # many positions: row by row, without a copy
+            slope = (g.mT @ a[:, None]).sum(2)
+        else:
+            slope = g.flatten(2, 3).mT @ a.flatten(1, 2)[:, None]
+        yield self.weight, (slope.mT if self.transposed else slope).flatten(2).double()
+
+    def squares(self, g: Tensor, a: Tensor, most: int) -> Iterator[tuple[str, Tensor]]:
+        """The same, squared and summed over rows and over R: [M, size], in float64. `most` limits
+        the numbers of a block."""
+        if self.bias is not None:
+            yield self.bias, g.sum(3).square().sum((1, 2)).double()
+        if self.weight is None:
+            return
+        if self.embeds:  # positions of the same token are summed before they are squared
+            same = (a[..., None] == a[..., None, :]).to(g.dtype)  # [M, B, T, T]
+            together = (same[:, None] @ g).square() / same.sum(-1)[:, None, ..., None]
+            each = together.sum(1).flatten(1, 2)  # [M, B T, D]
+            total = each.new_zeros(len(g), self.inputs, self.outputs)
+            place = a.flatten(1)[..., None].expand_as(each)
+            yield self.weight, total.scatter_add(1, place, each).flatten(1).double()
+            return
+        if g.shape[3] == 1:  # an outer product, whose square is that of the squares
+            found = g[..., 0, :].square().sum(1).mT @ a[..., 0, :].square()  # [M, out, in]
+        else:
+            rows = max(1, most // (g[:, :, 0, 0].numel() * self.inputs))
+            parts = zip(g.split(rows, 2), a.split(rows, 1), strict=True)
+            found = torch.stack([(gs.mT @ s[:, None]).square().sum((1, 2)) for gs, s in parts])
+            found = found.double().sum(0)
+        yield self.weight, (found.mT if self.transposed else found).flatten(1).double()
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A module without factors and without children, of one tensor, and its uncertain parameters.
+
+    names: {leaf name: name in the network}.
+    """
+
+    module: Any
+    names: dict[str, str]
+    paths: list[str] = field(default_factory=list)
+
+    @property
+    def key(self) -> str:
+        return next(iter(self.names.values()))
+
+    def slopes(
+        self, g: Tensor, a: Tensor, params: Params, buffers: Mapping[str, Tensor]
+    ) -> Iterator[tuple[str, Tensor]]:
+        """The name and the gradient of each parameter for every row, [M, R, B, size].
+
+        a: the inputs, [M, B, *a], and g: the gradients at the outputs, [R, M, B, *z].
+        params, buffers: those of the network, [M, ...]; buffers that members share are the
+        module's.
+        """
+        prefix = f"{self.paths[0]}." if self.paths[0] else ""
+        own = {leaf: params[name] for leaf, name in self.names.items()}
+        leaves = [leaf for leaf, _ in self.module.named_parameters(recurse=False)]
+        fixed = {k: params[prefix + k] for k in leaves if prefix + k in params and k not in own}
+        kept = [leaf for leaf, _ in self.module.named_buffers(recurse=False)]
+        fixed |= {k: buffers[prefix + k] for k in kept if prefix + k in buffers}
+
+        def one(own: Params, fixed: Params, a: Tensor, g: Tensor) -> Params:
+            made = vjp(lambda p: functional_call(self.module, {**fixed, **p}, (a,)), own)
+            slopes: Params = made[1](g.reshape(made[0].shape))[0]
+            return slopes
+
+        columns = vmap(one, in_dims=(None, None, None, 0))
+        rows = vmap(columns, in_dims=(None, None, 0, 1), out_dims=1)
+        found = vmap(rows, in_dims=(0, 0, 0, 1))(own, fixed, a, g)  # [M, R, B, *shape]
+        for leaf, name in self.names.items():
+            yield name, found[leaf].detach().flatten(3)
 
 
 def unfold(module: Any, a: Tensor) -> Tensor:
@@ -93,16 +209,24 @@ def unfold(module: Any, a: Tensor) -> Tensor:
         a = F.pad(a, padding, mode=mode)
     for axis, (size, stride, gap) in enumerate(zip(sizes, strides, gaps, strict=True)):
         a = a.unfold(axis + 2, gap * (size - 1) + 1, stride)[..., ::gap]
-    a = a.movedim(1, count + 1)  # [1, *pixels, C, *window]
+    a = a.movedim(1, count + 1)  # [N, *pixels, C, *window]
     return a.reshape(-1, math.prod(a.shape[count + 1 :]))
 
 
-def of(model: Model, names: Sequence[str]) -> tuple[list[Layer], tuple[str, ...]]:
+def _is_conv1d(module: nn.Module) -> bool:
+    """Whether it is the linear layer of GPT-2, in transformers."""
+    kind = type(module)
+    return kind.__name__ == "Conv1D" and kind.__module__ == "transformers.pytorch_utils"
+
+
+def of(
+    model: Model, names: Sequence[str], strict: bool = True
+) -> tuple[list[Layer], tuple[str, ...]]:
     """The layers of the named weights, and the names of the weights without Kronecker factors.
 
     Weights without factors are scales and shifts of norm layers, parameters of user-defined
     modules, grouped convolutions, and weights that layers of different kinds share. Any other layer
-    of torch with weight matrices is an error.
+    of torch with weight matrices is an error if `strict`.
     """
     called = {id(p): name for name, p in model.net.named_parameters()}
     wanted = set(names)
@@ -120,7 +244,8 @@ def of(model: Model, names: Sequence[str]) -> tuple[list[Layer], tuple[str, ...]
     layers = [layer for layer in found.values() if not refused & set(layer.names)]
     factored = {name for layer in layers for name in layer.names}
     rest = tuple(name for name in names if name not in factored)
-    _check(model, rest, refused)
+    if strict:
+        _check(model, rest, refused)
     return layers, rest
 
 
@@ -137,6 +262,7 @@ def factored(model: Model, names: Sequence[str]) -> bool:
 
 def _layer(module: Any, called: dict[int, str], wanted: set[str]) -> Layer | None:
     kind = next((kind for kind in _FACTORED if isinstance(module, kind)), None)
+    kind = type(module) if _is_conv1d(module) else kind
     if kind is None or type(module).forward is not kind.forward or getattr(module, "groups", 1) > 1:
         return None
     own = {leaf: called.get(id(p)) for leaf, p in module.named_parameters(recurse=False)}
@@ -145,8 +271,45 @@ def _layer(module: Any, called: dict[int, str], wanted: set[str]) -> Layer | Non
         return None
     if isinstance(module, nn.Embedding):
         return Layer(module, weight, None, module.num_embeddings, module.embedding_dim)
+    if _is_conv1d(module):
+        return Layer(module, weight, bias, *module.weight.shape)
     outputs = module.weight.shape[0]
     return Layer(module, weight, bias, module.weight[0].numel(), outputs)
+
+
+_SEVERAL = (nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase, nn.Bilinear, nn.EmbeddingBag)
+
+
+def leaves(model: Model, names: Sequence[str]) -> list[Leaf]:
+    """The modules without children and of one argument that own some of the named parameters."""
+    called = {id(p): name for name, p in model.net.named_parameters()}
+    wanted = set(names)
+    found: dict[str, Leaf] = {}
+    owners: dict[str, list[nn.Module]] = {}
+    for path, module in model.net.named_modules():
+        own = {leaf: called.get(id(p), "") for leaf, p in module.named_parameters(recurse=False)}
+        for name in own.values():
+            owners.setdefault(name, []).append(module)
+        own = {leaf: name for leaf, name in own.items() if name in wanted}
+        single = not isinstance(module, (*_SEVERAL, nn.Embedding)) and _takes_one(module)
+        if own and single and not list(module.children()):
+            leaf = Leaf(module, own, [path])
+            found[leaf.key] = leaf
+    # none with parameters that another module has, too
+    return [
+        leaf
+        for leaf in found.values()
+        if all(owners[name] == [leaf.module] for name in leaf.names.values())
+    ]
+
+
+def _takes_one(module: nn.Module) -> bool:
+    try:
+        given = list(inspect.signature(type(module).forward).parameters.values())[1:]
+    except (TypeError, ValueError):
+        return False
+    needed = [p for p in given if p.default is p.empty]
+    return len(needed) == 1 and needed[0].kind == needed[0].POSITIONAL_OR_KEYWORD
 
 
 def _check(model: Model, rest: Sequence[str], shared: set[str]) -> None:
@@ -171,186 +334,3 @@ def _check(model: Model, rest: Sequence[str], shared: set[str]) -> None:
 def _names_of(path: str, module: nn.Module) -> list[str]:
     prefix = f"{path}." if path else ""
     return [prefix + leaf for leaf, _ in module.named_parameters(recurse=False)]
-
-
-log = logging.getLogger("doxa")
-
-
-class Pass:
-    """The result of one forward pass: some rows of all members.
-
-    f: the outputs, [M, B, O].
-    inputs: a_t of each layer, {key: [M, B, T, inputs]}; tokens [M, B, T] for an embedding.
-    """
-
-    def __init__(
-        self, f: Tensor, inputs: dict[str, Tensor], calls: list[Layer], zeros: list[Tensor]
-    ) -> None:
-        self.f, self.inputs = f.detach(), inputs
-        self._graph, self._calls, self._zeros = f, calls, zeros
-
-    def gradients(self, columns: Tensor) -> dict[str, Tensor]:
-        """g_t of every layer for each column v of [M, B, O, R]: {key: [M, R, B, T, out]}."""
-        each = columns.detach().to(self._graph.dtype).movedim(-1, 0)  # [R, M, B, O]
-        try:
-            if len(each) == 1:
-                found = [g[None] for g in self._pull(each[0], batched=False)]
-            else:
-                found = self._pull(each, batched=True)
-        except (RuntimeError, NotImplementedError):  # an operation without a batching rule
-            single = [self._pull(column, batched=False) for column in each]
-            found = [torch.stack(parts) for parts in zip(*single, strict=True)]
-        grouped: dict[str, list[Tensor]] = {}
-        for layer, g in zip(self._calls, found, strict=True):
-            grouped.setdefault(layer.key, []).append(layer.gradients(g.transpose(0, 1), 3))
-        whole = {key: _joined(parts, 3) for key, parts in grouped.items()}
-        for layer in self._calls:
-            if layer.embeds and (unused := layer.module.padding_idx) is not None:
-                kept = self.inputs[layer.key].ne(unused)[:, None, ..., None]
-                whole[layer.key] = whole[layer.key] * kept
-        return whole
-
-    def _pull(self, columns: Tensor, batched: bool) -> list[Tensor]:
-        found = torch.autograd.grad(
-            self._graph, self._zeros, columns, retain_graph=True, is_grads_batched=batched,
-            allow_unused=True,
-        )  # fmt: skip
-        lead = columns.shape[:1] if batched else ()
-        pairs = zip(found, self._zeros, strict=True)
-        return [z.new_zeros((*lead, *z.shape)) if g is None else g for g, z in pairs]
-
-
-class Passes:
-    """A network at given weights, with hooks on its layers.
-
-    Parameters
-    ----------
-    model : Model
-        The network.
-    params : dict of Tensor
-        Its weights, each [M, ...].
-    buffers : dict of Tensor
-        The buffers of each member.
-    layers : list of Layer
-        The layers whose inputs and gradients are recorded.
-    """
-
-    def __init__(
-        self, model: Model, params: Params, buffers: Mapping[str, Tensor], layers: list[Layer]
-    ) -> None:
-        self.model, self.params, self.buffers = model, params, dict(buffers)
-        self.layers = layers
-        self.members = len(next(iter(params.values())))
-        self._seen: list[tuple[Layer, Tensor]] = []
-        self._zeros: Iterator[Tensor] | None = None
-        self._shapes: dict[Any, tuple[list[Layer], list[tuple[int, ...]]]] = {}
-        self._rowwise = False
-
-    def __call__(self, x: Any, shared: bool = True) -> Pass:
-        """Run some rows; x has a member axis unless it is shared."""
-        first = tree_map(lambda t: t[0] if shared else t[0, 0], x)
-        lead = (self.members, tree_flatten(x)[0][0].shape[0 if shared else 1])
-        with self._watched(), torch.enable_grad():
-            calls, shapes = self._traced(first)
-            like = next(iter(self.params.values()))
-            zeros = [like.new_zeros((*lead, *shape)).requires_grad_() for shape in shapes]
-            f, seen = self._run(x, shared, zeros)
-        grouped: dict[str, list[Tensor]] = {}
-        for layer, a in zip(calls, seen, strict=True):
-            grouped.setdefault(layer.key, []).append(a.detach())
-        return Pass(f, {key: _joined(parts, 2) for key, parts in grouped.items()}, calls, zeros)
-
-    def _run(self, x: Any, shared: bool, zeros: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        if not self._rowwise:
-            try:
-                return self._vectorised(x, shared, zeros)
-            except (RuntimeError, NotImplementedError, ValueError) as error:
-                log.warning(
-                    "curvature: the network does not run under vmap (%s); one row at a time",
-                    (str(error).splitlines() or [""])[0][:120],
-                )
-                self._rowwise = True
-        return self._one_by_one(x, shared, zeros)
-
-    def _row(
-        self, params: Params, buffers: Params, x: Any, zeros: list[Tensor]
-    ) -> tuple[Tensor, list[Tensor]]:
-        """One member at one row: f [O], and the input of each call of a layer."""
-        self._seen, self._zeros = [], iter(zeros)
-        row = tree_map(lambda t: t.unsqueeze(0), x)
-        f = flatten_outputs(self.model.forward(params, row, buffers=buffers), 0)[0]
-        return f, [a for _, a in self._seen]
-
-    def _vectorised(self, x: Any, shared: bool, zeros: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        rows = vmap(self._row, in_dims=(None, None, 0, 0), randomness="error")
-        if self.members == 1:  # convolutions of several members at once are grouped, and slower
-            one = lambda tree: tree_map(lambda t: t[0], tree)  # noqa: E731
-            own = x if shared else one(x)
-            f, seen = rows(one(self.params), one(self.buffers), own, one(zeros))
-            return f.unsqueeze(0), [a.unsqueeze(0) for a in seen]
-        members = vmap(rows, in_dims=(0, 0, None if shared else 0, 0), randomness="error")
-        f, seen = members(self.params, self.buffers, x, zeros)
-        return f, list(seen)
-
-    def _one_by_one(self, x: Any, shared: bool, zeros: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        values, given = [], []
-        lead = (self.members, len(zeros[0][0]))
-        for m in range(lead[0]):
-            params, buffers = ({k: v[m] for k, v in t.items()} for t in (self.params, self.buffers))
-            for b in range(lead[1]):
-                row = tree_map(lambda t, m=m, b=b: t[b] if shared else t[m, b], x)
-                f, seen = self._row(params, buffers, row, [z[m, b] for z in zeros])
-                values.append(f)
-                given.append(seen)
-        stacked = [torch.stack(list(parts)) for parts in zip(*given, strict=True)]
-        f = torch.stack(values)
-        return f.reshape(*lead, -1), [a.reshape(*lead, *a.shape[1:]) for a in stacked]
-
-    def _traced(self, row: Any) -> tuple[list[Layer], list[tuple[int, ...]]]:
-        """The layers that are called for a row of this shape, in order, and their output shapes."""
-        key = tuple(t.shape for t in tree_flatten(row)[0])
-        if key not in self._shapes:
-            params, buffers = ({k: v[0] for k, v in t.items()} for t in (self.params, self.buffers))
-            self._seen, self._zeros = [], None
-            with torch.no_grad():
-                self.model.forward(params, tree_map(lambda t: t[None], row), buffers=buffers)
-            missed = {layer.key for layer in self.layers} - {s.key for s, _ in self._seen}
-            if missed:
-                raise MethodError(
-                    f"structure='kronecker': the weights {sorted(missed)} are used without a "
-                    "call of their layer (as in attention), or not used at all; use "
-                    "structure='diagonal', or a subset without them"
-                )
-            calls = [layer for layer, _ in self._seen]
-            self._shapes[key] = calls, [tuple(z.shape) for _, z in self._seen]
-        return self._shapes[key]
-
-    @contextmanager
-    def _watched(self) -> Iterator[None]:
-        modules = dict(self.model.net.named_modules())
-        handles = [
-            modules[path].register_forward_hook(self._hook(layer), with_kwargs=True)
-            for layer in self.layers
-            for path in layer.paths
-        ]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    def _hook(self, layer: Layer) -> Any:
-        def hook(_: nn.Module, args: Any, kwargs: Any, output: Tensor) -> Tensor | None:
-            if self._zeros is None:  # being traced
-                self._seen.append((layer, output))
-                return None
-            given = args[0] if args else kwargs["input"]
-            self._seen.append((layer, layer.positions(given)))
-            return output + next(self._zeros)
-
-        return hook
-
-
-def _joined(parts: list[Tensor], axis: int) -> Tensor:
-    """Concatenate the calls of one layer: each call adds positions t."""
-    return parts[0] if len(parts) == 1 else torch.cat(parts, axis)

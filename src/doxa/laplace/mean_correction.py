@@ -19,8 +19,9 @@ average curvature,
 
 so that m and Σ are updated in turn (Khan et al. 2019; Immer, Korzepa & Bauer 2021).
 
-Jacobian products (`Linearised`). J is never formed. Forward-mode derivatives give Jv at the cost of
-about two passes of the network, and reverse-mode derivatives give Jᵀv. Memory limits the number of
+Jacobian products (`Linearised`). J is never formed. Those of a last layer come from its features
+(`head.py`), without a pass of the network. Otherwise forward-mode derivatives give Jv at the cost
+of about two passes of the network, and reverse-mode derivatives Jᵀv. Memory limits the number of
 rows, or directions, per call.
 
 Newton steps and the maximum (`gauss_newton_step`, `check_maximum`). The squared Newton decrement is
@@ -47,6 +48,7 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -57,8 +59,9 @@ from torch.utils._pytree import tree_map
 from doxa.data import Batch, Pass, batch_rows
 from doxa.errors import MethodError
 from doxa.laplace import forms
-from doxa.laplace.curvature import Jacobians, Outputs, chunk_bytes, flatten_outputs, output_size
+from doxa.laplace.curvature import Jacobians, Outputs, chunk_bytes, output_size, outputs_of
 from doxa.laplace.forms import Matrix, Scales, prior_curvature, some_rows
+from doxa.laplace.head import Head
 from doxa.laplace.posterior import LaplacePosterior
 from doxa.linalg import Embedded, Structure
 from doxa.linalg.layout import Params
@@ -74,18 +77,27 @@ class Linearised:
     jacobians: Jacobians
     batch: Batch
 
+    @cached_property
+    def head(self) -> Head | None:
+        """The features of all rows, where only a last layer is uncertain."""
+        return Head.of(self.jacobians, self.batch.x, self.batch.shared)
+
     def along(self, delta: Tensor) -> tuple[Tensor, Tensor]:
         """f [M, B, O] and Jδ [M, S, B, O] for draws δ [M, S, p].
 
         As many draws as memory allows are computed together: they share f, and each layer needs
         one product for all of them.
         """
+        if self.head is not None:
+            return self.head.f, self.head.along(delta)
         most = max(1, chunk_bytes(delta.device) // self._row_bytes)
         pushed = [self._together(some) for some in delta.split(most, 1)]
         return pushed[0][0], torch.cat([away for _, away in pushed], 1)
 
     def push(self, direction: Tensor) -> Tensor:
         """J v for v [M, p]: [M, B, O]."""
+        if self.head is not None:
+            return self.head.along(direction.unsqueeze(1))[:, 0]
         return self._pushed(direction, _pushed)[1]
 
     def _together(self, delta: Tensor) -> tuple[Tensor, Tensor]:
@@ -110,6 +122,8 @@ class Linearised:
 
     def back(self, pulls: Tensor) -> Tensor:
         """Σ_i J_iᵀ v_i for v [M, B, O]: [M, p]."""
+        if self.head is not None:
+            return self.head.back(pulls)
         slopes = [
             self.jacobians.layout.flatten(self._members(_pulled, rows, pulls[:, rows]))
             for rows in self._parts()
@@ -145,16 +159,11 @@ class Linearised:
         return tree_map(Tensor.detach, vmap(product, places)(j.model, *own, part.x, other))
 
 
-def _outputs(model: Model, rest: Params, buffers: Params, x: Any) -> Callable[[Params], Tensor]:
-    """One member's f [B, O] as a function of its uncertain weights."""
-    return lambda own: flatten_outputs(model.forward({**rest, **own}, x, buffers=buffers), 0)
-
-
 def _pushed(
     model: Model, own: Params, rest: Params, buffers: Params, x: Any, v: Params
 ) -> tuple[Tensor, Tensor]:
     """f [B, O] and Jv."""
-    found = jvp(_outputs(model, rest, buffers, x), (own,), (v,))
+    found = jvp(outputs_of(model, rest, buffers, x), (own,), (v,))
     return found[0], found[1]
 
 
@@ -162,14 +171,14 @@ def _pushed_together(
     model: Model, own: Params, rest: Params, buffers: Params, x: Any, v: Params
 ) -> tuple[Tensor, Tensor]:
     """f [B, O] and Jv [B, S, O] for several v, each [S, ...]."""
-    outputs = _outputs(model, rest, buffers, x)
+    outputs = outputs_of(model, rest, buffers, x)
     found = vmap(lambda one: jvp(outputs, (own,), (one,)), out_dims=(0, 1))(v)
     return found[0][0], found[1]
 
 
 def _pulled(model: Model, own: Params, rest: Params, buffers: Params, x: Any, v: Tensor) -> Params:
     """Jᵀv, by name."""
-    pull = vjp(_outputs(model, rest, buffers, x), own)[1]
+    pull = vjp(outputs_of(model, rest, buffers, x), own)[1]
     slopes: Params = pull(v)[0]
     return slopes
 

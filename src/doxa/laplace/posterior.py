@@ -376,7 +376,7 @@ class LaplacePosterior(GaussianPosterior):
     ) -> Iterator[Drawn]:
         """The same in blocks of rows: f + Jδ for every draw, and for the mean."""
         delta, moved = self._deltas(counts, seed), self.moved
-        for rows in jacobians.chunks(rows_of(x, "x")):
+        for rows in jacobians.chunks_along(rows_of(x, "x"), delta.shape[1]):
             f, away = jacobians.along(tree_map(lambda t, r=rows: t[r], x), delta)
             drawn = away + f.unsqueeze(1)  # [K, S, B, O]
             own = [drawn[k, :count] for k, count in enumerate(counts)]

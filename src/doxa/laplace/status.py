@@ -43,8 +43,8 @@ from doxa.data import Standardisation, free_memory
 from doxa.data.rows import number_of_rows, standard_error, weighted_mean
 from doxa.errors import MemoryBudgetError, MethodError
 from doxa.laplace import functional, layers, posterior
-from doxa.laplace.curvature import output_size
-from doxa.laplace.forms import Sums
+from doxa.laplace.curvature import output_shapes, output_size
+from doxa.laplace.forms import Sums, noise_groups
 from doxa.laplace.posterior import LaplacePosterior
 from doxa.method import Run, State
 from doxa.posterior import SamplePosterior, Status
@@ -58,6 +58,7 @@ WORSE = "worse-than-map"  # the status
 
 _MOST_ROWS = 1000
 _MOST_NUMBERS = 1 << 24  # of outputs, over rows and draws
+_DENSE = 100  # targets of a row (pixels), above which an eighth of the rows is enough
 _MUCH = 0.1  # nats per row: the largest acceptable loss
 _LEAST = 0.01  # lower bound of that limit, for classes that θ* fits almost perfectly
 
@@ -79,7 +80,7 @@ class EvaluationRows(NamedTuple):
 
 
 def evaluation_rows(run: Run) -> EvaluationRows | None:
-    """At most 1000 evenly spaced rows of a run.
+    """At most 1000 evenly spaced rows of a run, fewer where a row has many outputs.
 
     They are held-out rows, if all members have the same held-out rows; otherwise training rows.
     None where one row is a set of points (a task).
@@ -91,9 +92,16 @@ def evaluation_rows(run: Run) -> EvaluationRows | None:
     if data.validation is not None and len(set(run.split_of)) == 1:
         index, held_out = data.validation[split], True
     most = max(1, min(_MOST_ROWS, _MOST_NUMBERS // (100 * output_size(run.net.output))))
+    if targets(run) > _DENSE:
+        most = max(1, most // 8)
     step = math.ceil(len(index) / most)
     x, y = data.take(index[::step], torch.tensor(run.run_of[0]))
     return EvaluationRows(x, y, held_out, data.weight_of(index[::step]))
+
+
+def targets(run: Run) -> int:
+    """The number of targets of a row, over all heads."""
+    return sum(math.prod(shape) for shape in output_shapes(run.likelihood.event(run.net.output)))
 
 
 def log_scores(posterior: LaplacePosterior | SamplePosterior, rows: EvaluationRows) -> Tensor:
@@ -253,6 +261,7 @@ class HeldOut:
 
 _FULL = 2000  # number of weights for which a full matrix takes about three seconds
 _MOST_FULL = 5000  # the same for half a minute
+_EXACT = 10  # outputs of a row whose curvature is exact by default
 
 
 def check_settings(method: Laplace) -> None:
@@ -263,7 +272,9 @@ def check_settings(method: Laplace) -> None:
         raise MethodError("curvature='hessian' needs structure='full'; or use curvature='ggn'")
     if method.kernel_rows is not None and method.structure != "functional":
         raise MethodError("kernel_rows= selects the rows of a kernel: use structure='functional'")
-    if method.subnetwork is not None and not (held_whole and method.curvature == "ggn"):
+    if method.curvature == "sampled" and method.structure == "functional":
+        raise MethodError("a kernel is over all outputs: use curvature='ggn', or another structure")
+    if method.subnetwork is not None and not (held_whole and method.curvature in ("auto", "ggn")):
         raise MethodError("subnetwork= needs a full Gauss–Newton matrix: use structure='full'")
     if method.tuned_scale == "layer" and method.structure == "functional":
         raise MethodError("a kernel has one scale: use tuned_scale='shared', or structure='full'")
@@ -300,11 +311,25 @@ def choose_structure(method: Laplace, run: Run) -> str:
     needed = method.newton_steps or method.curvature == "hessian" or method.subnetwork is not None
     if needed or weights <= _FULL:
         return "full"
-    if _few_rows(method, run):
+    if method.curvature != "sampled" and _few_rows(method, run):
         return "functional"
     if has_factors(run):
         return "kronecker"
     return "full" if weights <= _MOST_FULL else "diagonal"
+
+
+def choose_curvature(method: Laplace, run: Run) -> str:
+    """The curvature that `method` names; "auto" is resolved here, for a known structure.
+
+    "sampled" for more than ten outputs per row, if every block or entry is a sum over many draws;
+    a matrix of many weights would have the rank of the draws. Each of several noise levels needs
+    the curvature of its own outputs.
+    """
+    if method.curvature != "auto":
+        return method.curvature
+    outputs = output_size(run.net.output)
+    many = outputs > max(_EXACT, method.curvature_draws) and noise_groups(run) == 1
+    return "sampled" if many and method.structure in ("diagonal", "kronecker") else "ggn"
 
 
 def has_factors(run: Run) -> bool:
@@ -325,6 +350,11 @@ def check_run(method: Laplace, run: Run, sums: Sums) -> None:
         raise MethodError(
             "train=False keeps the weights of the network, but init='fresh' replaces them by "
             "random ones: use fit(..., init='given') with a trained network"
+        )
+    if method.curvature == "sampled" and noise_groups(run) > 1:
+        raise MethodError(
+            "curvature='sampled' has one noise level for all outputs: use per_output=False, or "
+            "curvature='ggn'"
         )
     if method.tunes(run) and not run.prior.is_gaussian:
         raise MethodError(

@@ -431,6 +431,34 @@ class Likelihood(ABC):
         have weights or are ignored.
         """
 
+    def curvature_diagonal(self, f: Tensor, theta: Theta, lead: int = 0) -> Tensor | None:
+        """The diagonal of `curvature`, in the shape of f; None where it is no diagonal matrix."""
+        return None
+
+    def curvature_draw(
+        self, f: Any, theta: Theta, signs: Any, lead: int = 0, y: Any = None
+    ) -> Tensor:
+        """R v with R Rᵀ = `curvature`, flat, [*lead, N, O], for signs v in the shape of f.
+
+        With independent random signs, R v has mean zero and the covariance `curvature`, as the
+        score of a label drawn from p(y | f) has. It varies less: where one class has probability
+        1 − ε, the square of a drawn label's score has the relative variance 1/ε, and that of R v
+        less than 2. By default R is a Cholesky factor; where the matrix is large (one output for
+        each pixel), a likelihood should override this method, or `curvature_diagonal`.
+        """
+        own = self.curvature_diagonal(f, theta, lead)
+        if own is not None:
+            scaled: Tensor = own.sqrt() * signs
+            return scaled.flatten(lead + 1)
+        c = self.curvature(f, theta, lead, y).double()
+        jitter = 1e-13 * c.diagonal(dim1=-2, dim2=-1) + torch.finfo(c.dtype).tiny
+        root, failed = torch.linalg.cholesky_ex(c + torch.diag_embed(jitter))
+        if failed.any():
+            values, vectors = torch.linalg.eigh(c)
+            root = vectors * values.clamp_min(0.0).sqrt()[..., None, :]
+        drawn: Tensor = (root @ signs.flatten(lead + 1).to(root.dtype).unsqueeze(-1)).squeeze(-1)
+        return drawn.to(f.dtype)
+
     def entropy_of(self, probs: Tensor, lead: int = 0) -> Tensor:
         """The entropy of given class probabilities; classification only."""
         raise Unavailable(f"a {self.name} likelihood has no class probabilities")

@@ -201,7 +201,10 @@ class Bernoulli(Classes):
         return (uniform(f, tuple(f.shape), generator) < yes).to(f.dtype)
 
     def curvature(self, f: Tensor, theta: Theta, lead: int = 0, y: Tensor | None = None) -> Tensor:
-        return diagonal(self.location_variance(self.variance(f, theta, lead)), lead)
+        return diagonal(self.curvature_diagonal(f, theta, lead), lead)
+
+    def curvature_diagonal(self, f: Tensor, theta: Theta, lead: int = 0) -> Tensor:
+        return self.location_variance(self.variance(f, theta, lead))
 
 
 @dataclass(frozen=True)
@@ -384,6 +387,26 @@ class Categorical(Classes):
         full = torch.diag_embed(blocks.movedim(axis, -1))  # [*lead, N, C, C, sites, sites]
         size = classes * count
         return full.transpose(-2, -3).reshape((*f.shape[:axis], size, size))
+
+    def curvature_draw(
+        self, f: Tensor, theta: Theta, signs: Tensor, lead: int = 0, y: Tensor | None = None
+    ) -> Tensor:
+        """(√p v − p √pᵀv)/T at each site, times the square root of the weight of y there.
+
+        R = diag(√p) − p √pᵀ is a root of diag(p) − p pᵀ, because p sums to one.
+        """
+        axis = lead + 1
+        probs = self.mean(f, theta, lead)
+        part = probs.sqrt() * signs
+        drawn = (part - probs * part.sum(axis, keepdim=True)) / (self.temperature or 1.0)
+        weight = None
+        if y is not None:
+            weight = self._index_and_weight(y, f, theta)[1]
+        elif self.class_weight is not None:
+            weight = probs.movedim(axis, -1) @ self._weights(f, theta)
+        if weight is not None:
+            drawn = drawn * weight.sqrt().unsqueeze(weight.ndim - (f.ndim - axis - 1))
+        return drawn.flatten(axis)
 
     def _weights(self, f: Tensor, theta: Theta) -> Tensor:
         """The class weights [C], from theta, where they are already on the device: a copy from the

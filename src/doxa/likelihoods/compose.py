@@ -150,6 +150,11 @@ class Affine(Likelihood):
         """The curvature of the base, because f is in fitted units."""
         return self.base.curvature(f, theta, lead)
 
+    def curvature_draw(
+        self, f: Any, theta: Theta, signs: Any, lead: int = 0, y: Any = None
+    ) -> Tensor:
+        return self.base.curvature_draw(f, theta, signs, lead)
+
     def _fitted(self, y: Tensor, f: Tensor, lead: int) -> Tensor:
         """y in fitted units, computed in the precision of loc: float32 would lose the digits of a
         large offset."""
@@ -676,6 +681,17 @@ class Heads(Likelihood):
             rows.append(torch.nn.functional.pad(block, (before, after)))
             before += size
         return torch.cat(rows, dim=-2)
+
+    def curvature_draw(
+        self, f: Any, theta: Theta, signs: Any, lead: int = 0, y: Any = None
+    ) -> Tensor:
+        """The draws of the heads, one after the other."""
+        own = [None] * len(self.likelihoods) if y is None else y
+        parts = [
+            h.curvature_draw(o, self.theta_of(i, theta), signs[i], lead, own[i])
+            for i, (h, o) in self._each(f)
+        ]
+        return torch.cat(parts, -1)
 
     def _zip(self, values: Sequence[Any]) -> list[tuple[Likelihood, Any]]:
         if len(values) != len(self.likelihoods):

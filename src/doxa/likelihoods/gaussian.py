@@ -128,9 +128,11 @@ class StudentT(Likelihood):
         return f + scale * radius * torch.cos(2.0 * math.pi * uniform(f, shape, generator))
 
     def curvature(self, f: Tensor, theta: Theta, lead: int = 0, y: Tensor | None = None) -> Tensor:
+        return diagonal(self.curvature_diagonal(f, theta, lead), lead)
+
+    def curvature_diagonal(self, f: Tensor, theta: Theta, lead: int = 0) -> Tensor:
         df, log_scale = self._df(f, theta, lead), self._log_scale(f, theta, lead)
-        fisher = (df + 1.0) / (df + 3.0) * (-2.0 * log_scale).exp()
-        return diagonal(fisher.expand(f.shape), lead)
+        return ((df + 1.0) / (df + 3.0) * (-2.0 * log_scale).exp()).expand(f.shape)
 
     def _log_scale(self, f: Tensor, theta: Theta, lead: int) -> Tensor:
         own = 0 if self.scale is None else f.ndim - lead - 1
@@ -309,8 +311,10 @@ class Gaussian(Likelihood):
         return f + noise * normal(f, tuple(f.shape), generator)
 
     def curvature(self, f: Tensor, theta: Theta, lead: int = 0, y: Tensor | None = None) -> Tensor:
-        precision = (-2.0 * self._log_noise(f, theta, lead)).exp()
-        return diagonal(precision.expand(f.shape), lead)
+        return diagonal(self.curvature_diagonal(f, theta, lead), lead)
+
+    def curvature_diagonal(self, f: Tensor, theta: Theta, lead: int = 0) -> Tensor:
+        return (-2.0 * self._log_noise(f, theta, lead)).exp().expand(f.shape)
 
     def _own(self, f: Tensor, lead: int) -> int:
         """The number of axes of the noise level, besides `lead`."""
@@ -392,11 +396,13 @@ class HeteroscedasticGaussian(Likelihood):
         return mean + std * normal(f, tuple(mean.shape), generator)
 
     def curvature(self, f: Tensor, theta: Theta, lead: int = 0, y: Tensor | None = None) -> Tensor:
+        return diagonal(self.curvature_diagonal(f, theta, lead), lead)
+
+    def curvature_diagonal(self, f: Tensor, theta: Theta, lead: int = 0) -> Tensor:
         mean, std = self._split(f, lead)
         slope = torch.sigmoid(f.narrow(lead + 1, mean.shape[lead + 1], mean.shape[lead + 1]))
         # Fisher information of (mean, sigma) is diag(1, 2) / sigma^2; the chain rule gives s.
-        blocks = torch.cat([std**-2, 2.0 * (slope / std).square()], dim=lead + 1)
-        return diagonal(blocks, lead)
+        return torch.cat([std**-2, 2.0 * (slope / std).square()], dim=lead + 1)
 
     def _split(self, f: Tensor, lead: int) -> tuple[Tensor, Tensor]:
         mean, raw = f.chunk(2, dim=lead + 1)

@@ -172,8 +172,11 @@ class NegativeBinomial(Likelihood):
         return torch.poisson(rate, generator=generator).to(f)
 
     def curvature(self, f: Tensor, theta: Theta, lead: int = 0, y: Tensor | None = None) -> Tensor:
+        return diagonal(self.curvature_diagonal(f, theta, lead), lead)
+
+    def curvature_diagonal(self, f: Tensor, theta: Theta, lead: int = 0) -> Tensor:
         """μ r/(μ + r)."""
-        return diagonal((f - softplus(f - self._log_r(f, theta, lead))).exp(), lead)
+        return (f - softplus(f - self._log_r(f, theta, lead))).exp()
 
     def _log_r(self, f: Tensor, theta: Theta, lead: int) -> Tensor:
         own = 0 if self.concentration is None else f.ndim - lead - 1

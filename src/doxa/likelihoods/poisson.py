@@ -82,4 +82,7 @@ class Poisson(Likelihood):
         return torch.poisson(rate, generator=generator).to(f.device)
 
     def curvature(self, f: Tensor, theta: Theta, lead: int = 0, y: Tensor | None = None) -> Tensor:
-        return diagonal(f.exp(), lead)
+        return diagonal(self.curvature_diagonal(f, theta, lead), lead)
+
+    def curvature_diagonal(self, f: Tensor, theta: Theta, lead: int = 0) -> Tensor:
+        return f.exp()

@@ -113,19 +113,16 @@ class TangentFunction:
     def __init__(self, model: Model, packed: Packed) -> None:
         self.model, self.packed = model, packed
         self.layout = Layout((Entry("scale", (1,)), Entry("start", (model.layout.size,))))
-        self._rowwise = False
 
     def __call__(self, flat: Tensor, a: Tensor, b: Tensor, diag: bool = False) -> Tensor:
         """[K, N, N'], or k(a_i, a_i) [K, N]; rows [N, D], or [K, N, D] of each member."""
         jacobians = Jacobians(self.model, self._weights(flat), self.model.subset_names)
-        jacobians.rowwise = self._rowwise  # a network that does not run under vmap is logged once
         size = (2 * flat[:, 0]).exp() / jacobians.outputs
         if diag:
             each = [own.square().sum(-1) for _, own in self._pieces(jacobians, a)]
             found = torch.cat(each, 1) * size[:, None]
         else:
             found = self._products(jacobians, a, b) * size[:, None, None]
-        self._rowwise = jacobians.rowwise
         return found
 
     def _weights(self, flat: Tensor) -> Tensor:

@@ -73,9 +73,9 @@ __all__ = [
     "FitPlan", "FlowPrior", "GPPrior", "Gaussian", "HeteroscedasticGaussian", "Hierarchical",
     "HierarchicalGP", "ImplicitPrior", "LaplaceNoise", "LaplacePrior", "Method", "MixturePosterior",
     "Model", "NegativeBinomial", "Normal", "Poisson", "Posterior", "Predictive", "Runs",
-    "ScaleMixture", "StudentT", "StudentTPrior", "Sweep", "Training", "decide", "diagnose", "errors",
-    "evaluate", "evidence", "fit", "functional_prior", "get_method", "load", "methods", "nets",
-    "plan", "prior_scales", "sample", "selection", "text", "transforms", "tune",
+    "ScaleMixture", "StudentT", "StudentTPrior", "Sweep", "Training", "decide", "diagnose",
+    "errors", "evaluate", "evidence", "fit", "functional_prior", "get_method", "load", "methods",
+    "nets", "plan", "prior_scales", "sample", "selection", "text", "transforms", "tune",
 ]  # fmt: skip
 __all__ += [row.class_name for row in ROWS]  # the methods themselves
 

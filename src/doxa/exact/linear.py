@@ -157,6 +157,9 @@ class BayesianLinear(Method):
         x, _ = run.rows.take(run.rows.rows[0][:1], torch.tensor(0))
         return self._phi(run, state, self._basis(run), x, 0).shape[-1]
 
+    def reads_inputs(self, run: Run) -> bool:
+        return True
+
     def stages(self, run: Run) -> Iterable[Stage]:
         size = self._size(run, self._drawn(run))
         made = partial(Stage, steps=0, capturable=False)

@@ -402,6 +402,9 @@ class FunctionalPrior(SGHMC):
 
         return run.once("under a functional prior", made)
 
+    def reads_inputs(self, run: Run) -> bool:
+        return True
+
     def init(self, run: Run) -> State:
         state, found = super().init(run), self._tuned(run)
         place = {run.run_of[m]: r for r, m in enumerate(_first_of_runs(run))}

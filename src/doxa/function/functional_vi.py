@@ -239,6 +239,9 @@ class FunctionalVI(DrawnWeights):
     noise_from: str = one_of("training", "evidence")
     initial_std: float = positive(0.05, per_run=True)
 
+    def reads_inputs(self, run: Run) -> bool:
+        return True
+
     def init(self, run: Run) -> State:
         state = run.init_network()
         std = run.field(self, "initial_std").unsqueeze(1)

@@ -237,6 +237,9 @@ class GP(Method):
             return None
         return event_of(run) if likelihood.per_output else ()
 
+    def reads_inputs(self, run: Run) -> bool:
+        return True
+
     def stages(self, run: Run) -> Iterable[Stage]:
         if not self.learn_kernel:
             return

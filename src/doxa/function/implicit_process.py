@@ -381,6 +381,9 @@ class ImplicitProcess(Method):
             "a_root": torch.zeros_like(zero).unsqueeze(1).repeat(1, s, 1),
         }  # fmt: skip
 
+    def reads_inputs(self, run: Run) -> bool:
+        return True
+
     def stages(self, run: Run) -> Iterable[Stage]:
         if self.alpha and run.likelihood.tempered:
             raise MethodError("classes with weights have no α-energy: use alpha=0")

@@ -237,6 +237,9 @@ class VariationalProcess(Method):
         each = inputs <= MOST_COLUMNS if self.ard is None else self.ard
         return Composed(self.kernel, inputs if each else 1)
 
+    def reads_inputs(self, run: Run) -> bool:
+        return True
+
     def stages(self, run: Run) -> Iterable[Stage]:
         recorded = run.device.type != "cpu"  # where `fit` records a graph
         yield Stage("bound", self._step, run.steps, enter=self._enter, capturable=recorded)

@@ -735,6 +735,11 @@ class Method(metaclass=_Renaming):
         predicting = drawn_bytes(self.predicted_draws, work)
         return int(self.copies * particles) + kept + predicting
 
+    def reads_inputs(self, run: Run) -> bool:
+        """Whether x is used other than as the network's input. The outputs of a frozen trunk are
+        then not computed once, in place of x."""
+        return False
+
     def prepare(self, problem: Problem) -> Problem:
         """Replace layers in a copy of the network, or add the method's own modules.
 

@@ -93,6 +93,8 @@ class FitSettings:
     progress: bool = False
     checkpoint_seconds: float = 30.0
     draws_budget: int | None = None  # bytes of kept draws in memory; None: a quarter of free memory
+    engine: Any = "auto"  # the engine that was requested
+    trunk_outputs: Any = None  # of a frozen trunk, computed once (`driver/trunk.py`); None: never
     # Results of cross-fitting, for a fit to all rows (`driver/cross_fit.py`):
     stop_at: Mapping[int, Sequence[int]] = field(default_factory=dict)  # {stage: last step, [M]}
     held_out_noise: Tensor | None = None  # the likelihood's parameters, [M, ...]

@@ -272,11 +272,13 @@ def inputs_of_rows(one: Trace, two: Trace) -> dict[str, tuple[Shape | None, ...]
     return found
 
 
-def probe(net: nn.Module, known: Collection[str], x: Any) -> tuple[tuple[str, ...], bool]:
+def probe(
+    net: nn.Module, known: Collection[str], x: Any, at_rest: Collection[str] = ()
+) -> tuple[tuple[str, ...], bool]:
     """The side effects of a training pass on x: the names of buffers that it writes (the vectors of
     spectral norm, moving averages, counters), except the `known` ones and those of method layers;
-    and whether it draws random numbers. The pass runs on a copy and changes no random state. If it
-    fails, all candidates are returned.
+    and whether it draws random numbers. The layers `at_rest` are in evaluation mode. The pass runs
+    on a copy and changes no random state. If it fails, all candidates are returned.
 
     An in-place write is detected by the version of the tensor, an assignment by its identity, and a
     write through `.data` by its values."""
@@ -291,6 +293,8 @@ def probe(net: nn.Module, known: Collection[str], x: Any) -> tuple[tuple[str, ..
         }  # fmt: skip
 
     net = duplicate(net, frozen=False).train()
+    for layer in at_rest:
+        net.get_submodule(layer).eval()
     before = candidates(net)
     seen = {name: (value._version, value.clone()) for name, value in before.items()}
     args = () if isinstance(x, dict) else tuple(x) if isinstance(x, list | tuple) else (x,)
@@ -351,8 +355,9 @@ class Inside(NamedTuple):
     batch_norm: bool
 
 
-def look(net: nn.Module) -> Inside:
-    """Inspect a network that has not run. The weights of batches are those for new buffers."""
+def look(net: nn.Module, at_rest: Collection[str] = ()) -> Inside:
+    """Inspect a network that has not run. The weights of batches are those for new buffers. In the
+    layers `at_rest` nothing changes."""
     fixed = {name: p.detach() for name, p in net.named_parameters() if not p.requires_grad}
     terms: list[str] = []
     momenta: dict[str, float] = {}
@@ -361,7 +366,7 @@ def look(net: nn.Module) -> Inside:
         prefix = f"{path}." if path else ""
         if isinstance(module, MethodLayer):
             terms += [f"{prefix}{name}" for name in module.gives]
-        if isinstance(module, _BatchNorm):
+        if isinstance(module, _BatchNorm) and not lies_in(path, at_rest):
             batch_norm = True
             share = 1.0 if module.momentum is None else float(module.momentum)
             own = module.named_buffers(recurse=False) if module.track_running_stats else ()
@@ -387,9 +392,31 @@ def trainable(net: nn.Module) -> tuple[list[Entry], list[Entry]]:
     return weights, own
 
 
-def draws_itself(net: nn.Module) -> bool:
-    """Whether layers may draw random numbers themselves in training."""
+def freeze_layers(net: nn.Module, trunk: str | Sequence[str] | None) -> tuple[str, ...]:
+    """The names of the layers of a trunk, whose parameters are frozen in place."""
+    if trunk is None:
+        return ()
+    names = (trunk,) if isinstance(trunk, str) else tuple(trunk)
+    known = [name for name, _ in net.named_modules() if name]
+    for name in names:
+        if not isinstance(name, str) or name not in known:
+            raise ModelError(
+                f"trunk must name layers of the network, or is a tuple of names: there is no layer "
+                f"{name!r}; there are {known}"
+            )
+        net.get_submodule(name).requires_grad_(False)
+    return names
+
+
+def lies_in(name: str, layers: Collection[str]) -> bool:
+    """Whether a tensor or layer is one of the layers, or lies in one."""
+    return any(name == layer or name.startswith(f"{layer}.") for layer in layers)
+
+
+def draws_itself(net: nn.Module, at_rest: Collection[str] = ()) -> bool:
+    """Whether layers may draw random numbers themselves in training, besides those `at_rest`."""
     return any(
         isinstance(m, _DRAWING) and getattr(m, "dropout", getattr(m, "p", 1.0)) != 0.0
-        for m in net.modules()
+        for name, m in net.named_modules()
+        if not lies_in(name, at_rest)
     )

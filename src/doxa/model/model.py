@@ -13,7 +13,9 @@ else to "logits", else to the only tensor.
 
 **Subset** (`chosen`). The uncertain weights are all weights, those of the last layer, or those
 selected by a predicate, by names or by shell patterns ("*lora_*" for adapters). Parameters with
-`requires_grad=False` are not weights: they are constants, shared by all members.
+`requires_grad=False` are not weights: they are constants, shared by all members. Layers of
+constants that run before all trained ones are a trunk (`doxa.model.trunk`), which is always in
+evaluation mode.
 
 **Problems.** A method fits one of
 
@@ -27,6 +29,7 @@ Each may also have `modules` of the method (a flow, an auxiliary network, a kern
 from __future__ import annotations
 
 import copy
+import logging
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
@@ -52,9 +55,11 @@ from doxa.model.inspection import (
     draws_itself,
     duplicate,
     failure,
+    freeze_layers,
     fresh_rows,
     inputs_of,
     inputs_of_rows,
+    lies_in,
     look,
     masked_layers,
     noise_sites,
@@ -64,8 +69,11 @@ from doxa.model.inspection import (
 )
 from doxa.model.layers import Shape, Site, swap_dropout, unfuse_attention
 from doxa.model.plan import Plan
+from doxa.model.trunk import Split, Trunk, find
 from doxa.noise import drawing
 from doxa.priors import BoundPrior, Normal, bind
+
+log = logging.getLogger("doxa")
 
 Name = str | tuple[str, ...] | None
 
@@ -192,7 +200,7 @@ def _matched(patterns: Sequence[str], names: Sequence[str]) -> list[str]:
 
 FACTS = (
     "output", "rows_first", "sites", "masked", "head", "last", "widths", "calls", "written", "drew",
-    "default_prior", "subset",
+    "default_prior", "subset", "at_rest",
 )  # fmt: skip
 
 
@@ -244,6 +252,12 @@ class Model:
     output : str or tuple of str, default None
         The name of the output for the likelihood, if the network returns a dict or a dataclass; a
         tuple of names for several heads. None means "logits", or the only tensor.
+    trunk : str or tuple of str, default None
+        Layers of the network that are frozen, by name: their parameters are constants, as with
+        requires_grad=False, and they run before all trained layers. A frozen trunk is always in
+        evaluation mode (its dropout is off, its BatchNorm uses running statistics), and `fit`
+        computes its outputs once for the data. Frozen layers that do a fifth of the work, and run
+        before all trained ones, are a trunk also if they are not named.
 
     Examples
     --------
@@ -264,6 +278,7 @@ class Model:
         subset: Subset = "all",
         *,
         output: Name = None,
+        trunk: str | Sequence[str] | None = None,
     ) -> None:
         if not isinstance(net, nn.Module):
             given = f"the class {net.__name__}" if isinstance(net, type) else type(net).__name__
@@ -279,6 +294,10 @@ class Model:
         self.shares = False  # whether trainable parameters are those of another network
         swap_dropout(self.net)
         unfuse_attention(self.net)
+        self.given_trunk = freeze_layers(self.net, trunk)
+        self.trunk: Trunk | None = None  # after `build`
+        self.at_rest: tuple[str, ...] = ()  # layers of the trunk, always in evaluation mode
+        self.whole: Model | None = None  # the network that this one is the trained part of
         self.output: Any = None  # the shape of the output for one row, after `build`
         self.rows_first = True  # rows are the first axis in all layers with noise or parameters
         self.sites: dict[str, Site] = {}  # the noise of layers, by buffer
@@ -305,15 +324,19 @@ class Model:
     def derive(self) -> None:
         """Recompute everything that follows from the network alone, after a change of it."""
         self.turn = _Turn()  # a pass puts its tensors into the network: one thread at a time
-        self.fixed, self.terms, self.momenta, self.batch_norm = look(self.net)
+        self.fixed, self.terms, self.momenta, self.batch_norm = look(self.net, self.at_rest)
         # buffers that training changes; each member has its own copy
         self.tracked = (*self.momenta, *(name for name in self.written if name in self.fixed))
-        self.draws = self.drew or draws_itself(self.net)
-        self.forget("layout", "layers", "plan", "bound_prior")
+        self.draws = self.drew or draws_itself(self.net, self.at_rest)
+        self.forget("layout", "layers", "plan", "bound_prior", "parts")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the trained part of a split network, whose class is made for it."""
+        return {name: value for name, value in vars(self).items() if name != "parts"}
 
     def forget(self, *names: str) -> None:
         """Clear cached properties; by default those that depend on the likelihood."""
-        for name in names or ("layout", "bound_prior"):
+        for name in names or ("layout", "bound_prior", "parts"):
             self.__dict__.pop(name, None)
 
     def facts(self) -> dict[str, Any]:
@@ -342,7 +365,7 @@ class Model:
         """A copy with its own network, before `build`."""
         new = copy.copy(self)
         new.net, new.output, new.given_facts = duplicate(self.net), None, None
-        new.shares = False
+        new.shares, new.trunk, new.at_rest = False, None, ()
         new.derive()
         return new
 
@@ -448,12 +471,14 @@ class Model:
     def fresh(self, starts: Sequence[Start]) -> Tensor:
         """Newly initialised weights for each (seed, member id), [M, P]."""
         own = {k: v.to(self.dtype) for k, v in self._likelihood_parameters().items()}
-        rows = fresh_rows(self.net, self.layout, starts, own)
+        net = (self.whole or self).net  # all layers draw from one generator, in order
+        rows = fresh_rows(net, self.layout, starts, own)
         return rows.to(self.device, self.dtype)
 
     def fresh_layers(self, starts: Sequence[Start]) -> Tensor:
         """Newly initialised parameters of rewritten layers, [M, Q]."""
-        return fresh_rows(self.net, self.layers, starts).to(self.device, self.dtype)
+        net = (self.whole or self).net
+        return fresh_rows(net, self.layers, starts).to(self.device, self.dtype)
 
     def build(self, x: Inputs) -> Model:
         """Run one row through the network, to find its output shape, its dropout layers, its last
@@ -467,14 +492,14 @@ class Model:
         row = tree_map(lambda t: t[:1], x)
         try:
             with torch.no_grad(), watched(self.net) as trace:
-                output = self.forward({}, row, buffers=self._scratch())
+                output = self.forward({}, row, buffers=self.scratch())
         except DoxaError:
             raise
         except Exception as error:  # whatever the user's forward raises
             raise failure(x, error) from error
         two = tree_map(lambda t: torch.cat([t, t]), row)
         with torch.no_grad(), watched(self.net) as twice:
-            check_rows(output, self.forward({}, two, buffers=self._scratch()))
+            check_rows(output, self.forward({}, two, buffers=self.scratch()))
         self.output = tree_map(lambda t: tuple(t.shape[1:]), output)
         if isinstance(output, list | tuple):
             self.output = tuple(tuple(t.shape[1:]) for t in output)
@@ -483,12 +508,44 @@ class Model:
         self.sites = noise_sites(trace, twice) if trace.noise else {}
         self.rows_first = {*trace.leads} <= {1} and {*twice.leads} <= {2}
         self.masked = masked_layers(trace.order, trace.dropouts) if trace.dropouts else {}
-        self.written, self.drew = probe(self.net, self.momenta, two)
-        self.row_bytes = bytes_per_row(self.forward, self._scratch(), row, two)
+        self._find_trunk(two)
+        self.written, self.drew = probe(self.net, self.momenta, two, self.at_rest)
+        self.row_bytes = bytes_per_row(self.forward, self.scratch(), row, two)
         self.derive()
         return self
 
-    def _scratch(self) -> Params:
+    def _find_trunk(self, x: Inputs) -> None:
+        """Find the frozen trunk from two rows of x. Its dropout layers are no longer dropout."""
+        before = self.at_rest
+        self.trunk, self.at_rest = None, ()
+        if self.whole is None and not all(p.requires_grad for p in self.net.parameters()):
+            self.trunk = find(self, x, self.given_trunk)
+        if self.trunk is not None:
+            self.at_rest = rest = self.trunk.layers
+            self.sites = {k: v for k, v in self.sites.items() if not lies_in(k, rest)}
+            self.masked = {k: v for k, v in self.masked.items() if not lies_in(k, rest)}
+        if self.at_rest != before:
+            self.net.eval()  # a training pass puts all other layers into training mode
+            self.derive()
+
+    def split(self, x: Inputs) -> Split | None:
+        """The network as frozen trunk and trained part, from some rows of x; None if it has no
+        trunk, or if the two cannot be separated."""
+        if not self.at_rest:
+            return None
+        if "parts" not in self.__dict__:
+            two = tree_map(lambda t: torch.cat([t[:2], t[:1]])[:2], x)
+            try:
+                if self.trunk is None:  # loaded from a file
+                    self.trunk = find(self, two, self.given_trunk or self.at_rest)
+                self.__dict__["parts"] = Split(self, two)
+            except ValueError as error:
+                log.info("the frozen trunk is computed in every pass: %s", error)
+                self.__dict__["parts"] = None
+        parts: Split | None = self.__dict__["parts"]
+        return parts
+
+    def scratch(self) -> Params:
         """Copies of all buffers, for a pass before the written buffers are known."""
         return {name: value.clone() for name, value in self.net.named_buffers()}
 
@@ -545,6 +602,8 @@ class Model:
         with self.turn, own:
             if training != self.net.training:
                 self.net.train(training)
+                for layer in self.at_rest:
+                    self.net.get_submodule(layer).eval()
             f = functional_call(self.net, tensors, args, x if isinstance(x, dict) else {})
         f = pick(f, self.named, isinstance(self.likelihood, Heads))
         f = self.likelihood.arrange(f)
@@ -612,6 +671,7 @@ class Model:
         own = None if self.default_prior else self.prior
         changed = Model(self.net, self.likelihood, own, subset or self.subset, output=self.named)
         changed.builder, changed.prior = self.builder, self.prior
+        changed.given_trunk = self.given_trunk
         if self.shares:
             changed.share(self.net)
         for name, module in list(changed.net.named_modules()):
@@ -631,6 +691,7 @@ class Model:
         with their given values."""
         frozen = copy.copy(self)
         frozen.net, frozen.subset, frozen.shares = duplicate(self.net), subset, False
+        frozen.trunk, frozen.at_rest = None, ()
         weights = set(frozen.subset_names)
         for name, p in frozen.net.named_parameters():
             p.requires_grad_(p.requires_grad and name in weights)

@@ -53,6 +53,9 @@ class Amortised(Method):
     def likelihood(self) -> HeteroscedasticGaussian:
         return HeteroscedasticGaussian(self.min_std)
 
+    def reads_inputs(self, run: Run) -> bool:
+        return True
+
     def prepare(self, problem: Problem) -> Problem:
         if not isinstance(problem, NoNetwork):
             raise ModelError(f"{self.name} brings its own network: pass None in its place")

@@ -210,6 +210,11 @@ class Diagnostics(dict[str, Any]):
         return self.get("seconds")
 
     @property
+    def trunk(self) -> str | None:
+        """Whether a frozen trunk ran "once" for the data, or "in every pass"; None without one."""
+        return self.get("trunk")
+
+    @property
     def steps(self) -> int | None:
         """The number of steps that were done, of all stages together."""
         return self.get("steps")
@@ -555,6 +560,11 @@ class Posterior(describe.Described, ABC):
         """x as in `ordered`, as tensors."""
         x = self.ordered(x)
         return as_tensors(without_labels(x, self.inputs) if isinstance(x, Mapping) else x, "x")
+
+    def of_network(self, model: Any, inputs: Any, scales: Standardisation) -> None:
+        """Use another network with the same weights: the whole of which the fit trained a part.
+        `inputs` are the shapes of one row of its inputs."""
+        self.model, self.inputs, self.scales = model, inputs, scales
 
     def check_inputs(self, x: Any) -> Any:
         """x as checked tensors in fitted units."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from doxa import checks, nets, store
 from doxa.data import FittedRows, Standardisation, free_memory
 from doxa.engine.engine import default_modes
-from doxa.errors import CorruptedArtefact, ModelError, StoreError
+from doxa.errors import BaseMismatch, CorruptedArtefact, ModelError, StoreError
 from doxa.likelihoods import Likelihood
 from doxa.model import Model
 from doxa.model.functional import Functional, made_small
@@ -105,7 +105,7 @@ def _check_frozen(model: Model, sums: Any) -> None:
     own = _frozen(model)
     wrong = sorted(name for name in sums.keys() | own.keys() if sums.get(name) != own.get(name))
     if wrong:
-        raise ModelError(
+        raise BaseMismatch(
             f"the posterior was saved without its frozen parameters, and those of the network are "
             f"others ({len(wrong)} of {len(sums)}, such as {wrong[0]!r}): pass the network of the "
             "fit, doxa.load(path, net=...)"
@@ -206,7 +206,7 @@ def read_record(plain: dict[str, Any], reason: Any, stats: dict[str, Tensor]) ->
         "engine": str, "mode": str | None, "engine_reason": str, "precision": str,
         "seconds": float | int, "steps": int, "rows": int, "held_out": dict,
         "held_out_calibration": dict, "stopping": dict, "warnings": list, "elbo_error": float,
-        "yardsticks": dict, "alternatives": dict,
+        "yardsticks": dict, "alternatives": dict, "trunk": str,
     }  # fmt: skip
     for name, kind in shown.items():
         if name in record.diagnostics and not isinstance(record.diagnostics[name], kind):
@@ -343,6 +343,8 @@ def _model_meta(model: Model | None, tensors: dict[str, Tensor]) -> dict[str, An
         "structure": [[e.name, list(e.shape)] for e in model.layout.entries],
         "output": store.encode(model.output, "output"),
         "named": store.encode(model.named, "named"),
+        "at_rest": list(model.at_rest),
+        "trunk": list(model.given_trunk),
         "sites": _sites_meta(model.sites),
         "masked": store.encode(model.masked, "masked"),
         "head": model.head,
@@ -376,13 +378,14 @@ def _rebuild(
     if meta is None:
         return None
     named = store.decode(meta.get("named"), "named")  # an older artefact has no such entry
+    trunk = _names(meta.get("trunk", [])) or None  # nor such
     subset = store.decode(meta["subset"], "subset")
     prior = store.decode(meta["prior"], "prior")
 
     def prepared(own: nn.Module) -> Model:
         """The network as the method's `prepare` makes it from the facts of the fit."""
         facts = _facts(meta)
-        given = Model(own, likelihood, prior, subset, output=named)
+        given = Model(own, likelihood, prior, subset, output=named, trunk=trunk)
         for name, value in facts.items():
             setattr(given, name, value)
         given.derive()
@@ -512,11 +515,21 @@ def _facts(meta: dict[str, Any]) -> dict[str, Any]:
     older artefact or because `prepare` changes nothing, those of the prepared network."""
     if meta.get("given") is None:
         same = {name: store.decode(meta[name], name) for name in ("output", "masked", "widths")}
-        return same | {"head": meta["head"], "calls": _calls(meta)}
+        own = {"at_rest": _names(meta.get("at_rest", []))}
+        return same | {"head": meta["head"], "calls": _calls(meta)} | own
     facts = store.decode(meta["given"]["rest"], "the network's facts")
-    if not isinstance(facts, dict) or facts.keys() | {"sites"} != {*FACTS}:
+    aside = {"sites", "at_rest"}  # the second one is in no older artefact
+    if not isinstance(facts, dict) or facts.keys() | aside != {*FACTS}:
         raise StoreError("the artefact lacks what the method saw of the network")
-    return facts | {"sites": _sites(meta["given"]["sites"])}
+    at_rest = _names(facts.get("at_rest", ()))
+    return facts | {"sites": _sites(meta["given"]["sites"]), "at_rest": at_rest}
+
+
+def _names(saved: Any) -> tuple[str, ...]:
+    """Saved names of layers, checked."""
+    if not isinstance(saved, list | tuple) or not all(isinstance(name, str) for name in saved):
+        raise StoreError(f"the frozen layers of the artefact are {saved!r:.60}")
+    return tuple(saved)
 
 
 def _in_prediction(sites: dict[str, Site]) -> dict[str, Site]:
@@ -544,6 +557,12 @@ def _with_state(model: Model, meta: dict[str, Any], tensors: dict[str, Tensor]) 
     model.sites = _sites(meta["sites"])
     model.head, model.widths = meta["head"], store.decode(meta["widths"], "widths")
     model.calls = _calls(meta)
+    model.at_rest = _names(meta.get("at_rest", []))
+    unknown = set(model.at_rest) - {name for name, _ in model.net.named_modules()}
+    if unknown:
+        raise ModelError(
+            f"the network has no layer {min(unknown)!r}, which is frozen in the saved one"
+        )
     if not all(isinstance(n, str) and type(w) is int and 0 <= w < 1 << 40 for n, w in model.widths):
         raise StoreError("the widths of layers are not pairs of names and integers")
     _check_structure(model, meta)

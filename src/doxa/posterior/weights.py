@@ -22,6 +22,7 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -32,12 +33,13 @@ from torch.utils._pytree import tree_map
 from doxa import linalg
 from doxa.data import Standardisation, free_memory, rows_of
 from doxa.engine import Engine, choose_engine, tiles
-from doxa.engine.engine import Count, threads_for
+from doxa.engine.engine import Count, may_use_threads, threads_for
 from doxa.errors import MemoryBudgetError, MethodError, ModelError, StoreError, Unavailable
 from doxa.likelihoods import Affine, Likelihood, NoiseScale, ScaledNoise
 from doxa.linalg.layout import Layout, Params
 from doxa.model import Model, likelihood_parameters
 from doxa.model.layers import plain_weights
+from doxa.model.trunk import Split, remembered
 from doxa.noise import generator, repeated
 from doxa.posterior import chains
 from doxa.posterior.base import Posterior, each, leaves, register_posterior
@@ -98,6 +100,7 @@ log = logging.getLogger("doxa")
 
 DEFAULT_SAMPLES = 100
 _HEAVY = 4e6  # rows × weights
+_TRUNK_BYTES = 8 << 20  # of the widest activation, for the rows of one pass of a frozen trunk
 
 
 class WeightPosterior(Posterior):
@@ -140,6 +143,10 @@ class WeightPosterior(Posterior):
         self._engine: Engine | None = None
         self._products: dict[Any, float] = {}  # multiplications in the largest product, by shapes
 
+    def of_network(self, model: Any, inputs: Any, scales: Standardisation) -> None:
+        super().of_network(model, inputs, scales)
+        self._engine, self._products = None, {}
+
     @property
     def network(self) -> Model:
         assert self.model is not None
@@ -170,9 +177,10 @@ class WeightPosterior(Posterior):
         if keep == "samples":
             self._check_memory(self._count(n), rows_of(x, "x"))
         groups = self.groups(n, seed)
-        if keep == "moments":
-            return self._stream(groups, x)
-        parts = [(self.evaluate(draws, x), self._theta(draws)) for draws in groups]
+        with remembered() if self.network.at_rest else nullcontext():
+            if keep == "moments":
+                return self._stream(groups, x)
+            parts = [(self.evaluate(draws, x), self._theta(draws)) for draws in groups]
         f, theta = concatenate([f for f, _ in parts], 0), concatenate([t for _, t in parts], 0)
         return Predictive(f, self.likelihood, theta)
 
@@ -201,15 +209,51 @@ class WeightPosterior(Posterior):
             )
 
     def evaluate(self, draws: FunctionDraws, x: Any) -> Any:
-        """Outputs of all draws at all rows: [count, N, ...]. The first tile is small and uses one
-        thread; the size of its products determines the number of threads of the others."""
+        """Outputs of all draws at all rows: [count, N, ...]. All draws share one pass of a frozen
+        trunk."""
+        parts = self._parts(draws, x)
+        if parts is None:
+            return self._evaluate(self.network, draws, x)
+        found = []
+        rows = rows_of(x, "x")
+        size = max(1, _TRUNK_BYTES // max(1, self.network.width() * self.dtype.itemsize))
+        for start in range(0, rows, size):
+            part = each(lambda t, a=start: t[a : a + size], x) if size < rows else x
+            with threads_for(self._trunk_product(parts, part)):
+                features = parts.features(part)
+            found.append(self._evaluate(parts.head, draws, features))
+        return concatenate(found, 1)
+
+    def _parts(self, draws: FunctionDraws, x: Any) -> Split | None:
+        """The network as frozen trunk and trained part, if all that is drawn is of the latter."""
+        parts = self.network.split(x)
+        if parts is None:
+            return None
+        known = {name for name, _ in parts.head.net.named_buffers()} | set(parts.head.sites)
+        return parts if draws.buffers.keys() <= known else None
+
+    def _trunk_product(self, parts: Split, x: Any) -> float:
+        """Multiplications in the largest product of a trunk at some rows."""
+        key = "trunk", tuple(t.shape for t in leaves(x))
+        if not may_use_threads():
+            return 0.0
+        if key not in self._products:
+            with Count() as count:
+                parts.features(each(lambda t: t[:1], x))
+            self._products[key] = count.largest * rows_of(x, "x")
+        return self._products[key]
+
+    def _evaluate(self, network: Model, draws: FunctionDraws, x: Any) -> Any:
+        """The outputs of a network. The first tile is small and uses one thread; the size of its
+        products determines the number of threads of the others."""
         rows = rows_of(x, "x")
 
         def of(s: slice, r: slice) -> Any:
             whole = r == slice(0, rows)
-            return self._forward(draws.part(s), x if whole else each(lambda t: t[r], x))
+            part = x if whole else each(lambda t: t[r], x)
+            return self._forward(network, draws.part(s), part)
 
-        first, *others = self._tiles(draws, rows)
+        first, *others = self._tiles(network, draws, rows)
         if not others:
             with threads_for(0.0):
                 return of(*first)
@@ -228,7 +272,9 @@ class WeightPosterior(Posterior):
                 each(lambda all_, part, tile=tile: all_[tile].copy_(part), out, of(*tile))
         return out
 
-    def _tiles(self, draws: FunctionDraws, rows: int) -> Iterator[tuple[slice, slice]]:
+    def _tiles(
+        self, network: Model, draws: FunctionDraws, rows: int
+    ) -> Iterator[tuple[slice, slice]]:
         """The tiles of draws × rows; see `engine.tiles`.
 
         On the CPU, a draw that is large enough for one core is computed alone: one large product is
@@ -236,27 +282,27 @@ class WeightPosterior(Posterior):
         """
         heavy = not draws.constant and rows * self.layout.size > _HEAVY
         if heavy and self.device.type == "cpu":
-            width = 2 * self.network.width()  # what goes in and what comes out, both in the cache
+            width = 2 * network.width()  # what goes in and what comes out, both in the cache
             cuts = list(tiles(1, rows, width, self.dtype.itemsize, self.device, trunk=True))
             return ((slice(s, s + 1), r) for s in range(draws.count) for _, r in cuts)
-        whole = tiles(draws.count, rows, self.network.width(), self.dtype.itemsize, self.device)
+        whole = tiles(draws.count, rows, network.width(), self.dtype.itemsize, self.device)
         first = next(whole)
         if first == (slice(0, draws.count), slice(0, rows)):
             return iter([first])
         varying = [name for name in draws.params if name not in draws.constant] + [*draws.buffers]
-        width = self.network.width([name.rpartition(".")[0] for name in varying])
+        width = network.width([name.rpartition(".")[0] for name in varying])
         trunk = bool(draws.constant)
-        heavy = self.network.width() > width  # the widest layer is in the trunk
+        heavy = network.width() > width  # the widest layer is in the trunk
         return tiles(draws.count, rows, width, self.dtype.itemsize, self.device, trunk, heavy)
 
-    def _forward(self, draws: FunctionDraws, x: Any) -> Any:
+    def _forward(self, network: Model, draws: FunctionDraws, x: Any) -> Any:
         engine = self._engine or choose_engine(
-            self.network, max(2, draws.count), self.device, self.same_weights
+            network, max(2, draws.count), self.device, self.same_weights
         )
 
         def call(engine: Engine) -> Any:
             return engine.apply(
-                self.network, draws.params, x, constant=draws.constant, buffers=draws.buffers
+                network, draws.params, x, constant=draws.constant, buffers=draws.buffers
             ).f
 
         with torch.no_grad():

@@ -85,6 +85,14 @@ class DrawsFile:
         self.crc = zlib.crc32(data, self.crc)
         self.count += 1
 
+    def extend(self, rows: Tensor) -> None:
+        """Append several draws [n, size] of the only member."""
+        data = bytes_of(rows)
+        with readable_errors("written", self.path):
+            self._write(data, self._offset(0, self.count))
+        self.crc = zlib.crc32(data, self.crc)
+        self.count += len(rows)
+
     def sync(self) -> None:
         """Force the draws to the disk."""
         with readable_errors("written", self.path):

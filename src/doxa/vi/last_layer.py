@@ -126,6 +126,8 @@ class LastLayerVI(GaussianVI):
                 f"{size**2 * layer.weight.element_size() / 2**30:.3g} GiB: at most {_MOST} are "
                 "held whole; low-rank-vi with subset='last_layer' takes any number"
             )
+        if self.features == "frozen":
+            problem = problem.freeze("last_layer")
         return problem.rewrite(
             lambda path, one: tapped(one) if path == name else None, "last_layer"
         )

@@ -45,8 +45,9 @@ from doxa.method import (
     optimise,
 )
 from doxa.method.method import Alternatives, between, one_of
+from doxa.model.inspection import lies_in
 from doxa.model.layers import MaskedDropout, with_input_dropout
-from doxa.model.model import Network
+from doxa.model.model import Model, Network
 from doxa.posterior import ImplicitPosterior, Posterior
 
 _WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -90,7 +91,7 @@ class MCDropout(Method):
     def alternatives_on(self, problem: Problem) -> Alternatives | None:
         """The user's dropout layers keep their p."""
         assert isinstance(problem, Network)
-        own = any(isinstance(layer, MaskedDropout) for layer in problem.net.net.modules())
+        own = bool(dropout_layers(problem.net))
         return replace(self.alternatives, settings=({},)) if own else self.alternatives
 
     def stages(self, run: Run) -> Iterable[Stage]:
@@ -197,7 +198,7 @@ def with_masks(
     """
     assert isinstance(problem, Network)
     net = problem.net.net
-    has = any(isinstance(layer, MaskedDropout) for layer in net.modules())
+    has = bool(dropout_layers(problem.net))
     layers = [name for name, layer in net.named_modules() if isinstance(layer, _WEIGHTED)]
     trained = problem.net.layout.slices  # a frozen layer has no weights and is not masked
     chosen = [n for n in (layers if insert == "all" else layers[1:]) if weight_of(n) in trained]
@@ -219,6 +220,14 @@ def with_masks(
         return with_input_dropout(layer, make(0.0, whole)) if inserted else None
 
     return problem.rewrite(rule)
+
+
+def dropout_layers(net: Model) -> list[str]:
+    """The network's dropout layers, without those of a frozen trunk, which are off."""
+    return [
+        name for name, layer in net.net.named_modules()
+        if isinstance(layer, MaskedDropout) and not lies_in(name, net.at_rest)
+    ]  # fmt: skip
 
 
 def _given_rates(state: State) -> dict[str, Tensor]:

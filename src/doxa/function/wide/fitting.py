@@ -139,6 +139,9 @@ class InfinitelyWide(Method):
     def _prior(self, run: Run) -> ProcessPrior:
         return run.once("process_prior", lambda: self.process_prior(run))
 
+    def reads_inputs(self, run: Run) -> bool:
+        return True
+
     def stages(self, run: Run) -> Iterable[Stage]:
         if not self.learn_kernel:
             return

@@ -1,0 +1,265 @@
+"""The outputs of a frozen trunk, computed once for the rows of a fit.
+
+    f(x; θ) = head(trunk(x); θ):   the stages run on φ_i = trunk(x_i) in place of x_i
+
+The members, the held-out rows and the passes of curvature read φ, and the network is the trained
+part alone (`model/trunk.py`). What is evaluated after training, and the posterior, have the whole
+network and the user's x again. The results are those without it, up to rounding.
+
+Outputs are kept in memory, on the device of the fit, up to a quarter of what is free, and beyond it
+in a file without a name, which the system removes with the fit. In a folder that the user names
+they stay, under a key of the rows, the trunk's tensors and the type, for later fits. If the disk is
+full, the trunk is computed in every pass.
+
+It is also computed in every pass if its outputs are not a function of the row: the first rows are
+read twice and passed twice, and have to give the same bits (a Dataset may augment its rows, or a
+trunk may draw random numbers); and if a method reads x itself (`Method.reads_inputs`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from doxa import store
+from doxa.data import Data, free_memory
+from doxa.driver.setup import select_engine
+from doxa.engine.engine import Count, threads_for
+from doxa.errors import StoreError
+from doxa.method import Method, Run
+from doxa.model.trunk import Split
+from doxa.posterior import Posterior
+from doxa.store.tensors import bytes_of
+
+log = logging.getLogger("doxa")
+
+_BLOCK_BYTES = 8 << 20  # of the widest activation, for the rows of one pass
+_MOST_ROWS = 512  # of one pass
+_COMPARED = 64  # rows that are read and passed twice, at most
+
+
+@dataclass
+class TrunkOutputs:
+    """The outputs of trunks that the fits of one call of `doxa.fit` share.
+
+    Parameters
+    ----------
+    keep : bool, str or Path
+        Whether they are computed once; or the folder in which they stay.
+    """
+
+    keep: bool | str | Path = True
+    _found: list[tuple[Data, Split, Data, str]] = field(default_factory=list)
+
+    def of(self, run: Run, split: Split) -> tuple[Data, str] | None:
+        """The data with the trunk's outputs in place of x, and where they are; None if they are not
+        computed once, which is logged."""
+        for rows, other, data, place in self._found:
+            if _same_rows(rows, run.rows) and _same_trunk(other, split):
+                own = replace(
+                    data, rows=run.rows.rows, validation=run.rows.validation,
+                    weight=run.rows.weight, given_weight=run.rows.given_weight,
+                    owners=run.rows.owners, group=run.rows.group, evaluation=run.rows.evaluation,
+                    scales=[_of_y(s) for s in run.rows.scales],
+                )  # fmt: skip
+                return own, place
+        found = _computed(run, split, self.keep)
+        if isinstance(found, str):
+            log.warning("the frozen trunk is computed in every pass: %s", found)
+            return None
+        self._found.append((run.rows, split, *found))
+        return found
+
+
+def on_trunk_outputs(run: Run, method: Method) -> Run:
+    """The run of the trained part on the outputs of the frozen trunk, or of the whole network if
+    these are not computed once; with the engine that was requested, or one chosen by rule."""
+    short = _on_trunk_outputs(run, method)
+    engine = select_engine(short, run.settings.engine, method, run.engine.precision)
+    return replace(short, engine=engine)
+
+
+def _on_trunk_outputs(run: Run, method: Method) -> Run:
+    outputs: TrunkOutputs | None = run.settings.trunk_outputs
+    data = run.data
+    if outputs is None or outputs.keep is False:
+        return run
+    if not isinstance(data, Data) or data.tasks or method.reads_inputs(run):
+        log.info("the frozen trunk is computed in every pass: %s reads the inputs", method.name)
+        return run
+    x, _ = data.take(data.rows[0][:2], torch.tensor(0))
+    split = run.net.split(x)
+    found = None if split is None else outputs.of(run, split)
+    if split is None or found is None:
+        return run
+    own, place = found
+    log.info("the outputs of the frozen trunk are computed once for the data (%s)", place)
+    one = own.take(own.rows[0][:1], torch.tensor(0))[0]
+    return replace(
+        run, problem=replace(run.problem, model=split.head), data=own,
+        inputs=tree_map(lambda t: list(t.shape[1:]), one),
+    )  # fmt: skip
+
+
+def with_whole_network(posterior: Posterior, run: Run) -> None:
+    """Give the posterior of the trained part of a run, which has its members only, the whole
+    network and the user's inputs."""
+    own = run.common(posterior.method)
+    posterior.of_network(own["model"], own["inputs"], own["scales"])
+
+
+def _same_rows(one: Data, other: Data) -> bool:
+    """Whether two data sets have the same inputs and targets, in fitted units."""
+    if one is other or (one.source is not None and one.source is other.source):
+        return True
+    if one.source is not None or other.source is not None:
+        return False
+    if one.scaled_per_run != other.scaled_per_run or (one.lazy or other.lazy):
+        return False
+    pairs = zip(*(tree_flatten((d.x, d.y))[0] for d in (one, other)), strict=False)
+    return all(a is b or (a.shape == b.shape and torch.equal(a, b)) for a, b in pairs)
+
+
+def _same_trunk(one: Split, other: Split) -> bool:
+    if one is other:
+        return True
+    if (one.tail, one.trunk) != (other.tail, other.trunk):
+        return False
+    ours, theirs = one.tensors(), other.tensors()
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[k], theirs[k]) for k in ours)
+
+
+def _of_y(scale: Any) -> Any:
+    return replace(scale, x_loc=None, x_scale=None)
+
+
+def _computed(run: Run, split: Split, keep: bool | str | Path) -> tuple[Data, str] | str:
+    """The data with the trunk's outputs and where they are, or why they are not computed once."""
+    data = run.rows
+    several = len({id(s.x_loc) for s in data.scales}) > 1
+    if data.lazy and several:
+        return "the rows are large, and each run scales them in its own way"
+    first = torch.arange(min(data.total, _COMPARED, _rows_per_pass(run)))
+    (x, _), (again, _) = (data.take(first, torch.tensor(0)) for _ in range(2))
+    if not _equal(x, again):
+        return "the same rows of the data differ between two reads (random augmentation?)"
+    with Count() as count:
+        features = split.features(x)
+    with threads_for(count.largest):
+        if not _equal(features, split.features(x)):
+            return "two passes over the same rows do not give the same bits"
+        folder = None if isinstance(keep, bool) else Path(keep)
+        path = None if folder is None else folder / _key(run, split)
+        budget = free_memory(data.device) // 4
+        try:
+            if path is not None and store.is_artefact(path):
+                tensors = store.read_artefact(path, budget)[0]
+                leaves = [tensors[str(i)] for i in range(len(tensors))]
+                place = f"read from {path}"
+            else:
+                leaves, place = _filled(run, split, features, budget)
+                if path is not None:
+                    named = {str(i): leaf for i, leaf in enumerate(leaves)}
+                    store.write_artefact(path, named, {"format": 1, "kind": "trunk outputs"})
+                    place = f"{place}, and kept in {path}"
+        except StoreError as error:
+            return f"{error}"
+    one, spec = tree_flatten(features)
+    fits = [
+        leaf.dtype == own.dtype and leaf.shape[1:] == own.shape[1:]
+        and torch.equal(leaf[: len(own)].to(own.device), own)
+        for leaf, own in zip(leaves, one, strict=True)
+    ]  # fmt: skip
+    if not all(fits):
+        return f"{path} holds other numbers than the network's; remove it"
+    if sum(leaf.nbytes for leaf in leaves) <= budget:
+        leaves = [leaf.to(data.device) for leaf in leaves]
+    y = data.y
+    if data.source is not None:
+        y = _targets(data)
+    found = replace(
+        data, x=tree_unflatten(leaves, spec), y=y, source=None,
+        scales=[_of_y(s) for s in data.scales],
+    )  # fmt: skip
+    return found, place
+
+
+def _filled(run: Run, split: Split, first: Any, budget: int) -> tuple[list[Tensor], str]:
+    """The trunk's outputs at all rows, in memory or in a file."""
+    data = run.rows
+    shapes = [(leaf.shape[1:], leaf.dtype) for leaf in tree_flatten(first)[0]]
+    count = data.total * (len(data.scales) if data.scaled_per_run else 1)
+    size = count * sum(shape.numel() * dtype.itemsize for shape, dtype in shapes)
+    if size <= budget:
+        leaves = [
+            torch.empty((count, *shape), dtype=dtype, device=data.device) for shape, dtype in shapes
+        ]
+        at = 0
+        for part in _passes(run, split, first):
+            for leaf, own in zip(leaves, part, strict=True):
+                leaf[at : at + len(own)] = own
+            at += len(part[0])
+        return leaves, f"in memory, {size / 2**20:.3g} MiB"
+    files = [store.DrawsFile((1, count, shape.numel()), dtype) for shape, dtype in shapes]
+    for part in _passes(run, split, first):
+        for file, own in zip(files, part, strict=True):
+            file.extend(own.flatten(1))
+    leaves = [
+        f.tensor()[0].unflatten(1, shape) for f, (shape, _) in zip(files, shapes, strict=True)
+    ]
+    return leaves, f"on disk, {size / 2**20:.3g} MiB"
+
+
+def _passes(run: Run, split: Split, first: Any) -> Iterator[list[Tensor]]:
+    """The trunk's outputs in order, some rows at a time; the `first` ones are known."""
+    leaves = tree_flatten(first)[0]
+    yield leaves
+    for x, _ in _blocks(run.rows, _rows_per_pass(run), len(leaves[0])):
+        yield tree_flatten(split.features(x))[0]
+
+
+def _blocks(data: Data, size: int, begin: int = 0) -> Iterator[tuple[Any, Any]]:
+    """All rows in order, `size` at a time, from number `begin` of the first run on."""
+    for r in range(len(data.scales) if data.scaled_per_run else 1):
+        for start in range(0 if r else begin, data.total, size):
+            rows = torch.arange(start, min(start + size, data.total))
+            yield data.take(rows, torch.tensor(r))
+
+
+def _targets(data: Data) -> Any:
+    """The targets of a source that is read once."""
+    each = [y for _, y in _blocks(data, _MOST_ROWS)]
+    return tree_map(lambda *t: torch.cat(t), *each)
+
+
+def _rows_per_pass(run: Run) -> int:
+    row = run.net.width() * run.dtype.itemsize
+    most = _BLOCK_BYTES if run.device.type == "cpu" else 64 * _BLOCK_BYTES
+    return max(1, min(_MOST_ROWS, most // max(1, row)))
+
+
+def _equal(one: Any, other: Any) -> bool:
+    leaves = zip(tree_flatten(one)[0], tree_flatten(other)[0], strict=True)
+    return all(torch.equal(a, b) for a, b in leaves)
+
+
+def _key(run: Run, split: Split) -> str:
+    """A name of these rows, the trunk's tensors and the type."""
+    digest = hashlib.sha256(f"{split.trunk} {split.tail} {run.dtype} {torch.__version__}".encode())
+    add: Callable[[Tensor], None] = lambda t: digest.update(bytes_of(t))  # noqa: E731
+    for name, tensor in split.tensors().items():
+        digest.update(f"{name} {list(tensor.shape)} {tensor.dtype}".encode())
+        add(tensor)
+    for x, _ in _blocks(run.rows, _MOST_ROWS):
+        for leaf in tree_flatten(x)[0]:
+            digest.update(f"{list(leaf.shape)} {leaf.dtype}".encode())
+            add(leaf)
+    return digest.hexdigest()[:32]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from shell import doxa
 
-from doxa.app.png import encode
+from doxa.app.figures import encode
 
 pd = pytest.importorskip("pandas")
 

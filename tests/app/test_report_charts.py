@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from doxa.app.png import encode
+from doxa.app.figures import encode
 from doxa.app.report.charts import (
     MOST_POINTS,
     Axis,

@@ -12,7 +12,7 @@ from torch.func import functional_call, jacrev
 
 import doxa
 from doxa.laplace.curvature import Jacobians
-from doxa.laplace.head import Head
+from doxa.laplace.layers import Head
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

@@ -15,7 +15,8 @@ Small networks are fitted on one thread, whatever the number of threads of torch
 
 The fit itself (`Plan`, `fit_arrays`), its record (`provenance`), the network (`make_net`), loading
 a saved run (`load_run`), and the folders of a run and its checkpoints (`prepare_out`,
-`forget_checkpoint`).
+`forget_checkpoint`). Checks before a run is written (`check_new`, `check_place`) or recalibrated
+(`check_unseen`), and the record of a calibration.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import os
 import platform
 import shutil
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -41,12 +43,20 @@ from torch import nn
 
 import doxa
 from doxa import nets
+from doxa.app.calibration import Calibration, conformal_level
 from doxa.app.held_out import Together, checksum
 from doxa.app.predictions import grouped
 from doxa.app.schema import Schema
 from doxa.app.tables import Array, check_name
 from doxa.driver.setup import FEWEST_ROWS, cross_fit_parts, member_ids, parts
-from doxa.errors import CorruptedArtefact, MethodError, ModelError, StoreError, did_you_mean
+from doxa.errors import (
+    CorruptedArtefact,
+    DataError,
+    MethodError,
+    ModelError,
+    StoreError,
+    did_you_mean,
+)
 from doxa.likelihoods import assumed
 from doxa.method import Method
 from doxa.method.method import Choice, Rule, rules
@@ -483,3 +493,62 @@ def forget_checkpoint(checkpoint: Path) -> None:
     that a removal that was interrupted is never resumed."""
     (checkpoint / ASKED).unlink(missing_ok=True)
     shutil.rmtree(checkpoint, ignore_errors=True)
+
+
+def check_new(target: Path) -> None:
+    """An error if the folder exists: a run never replaces anything."""
+    check_name(target)
+    if target.exists():
+        raise StoreError(f"{target} exists already; choose another folder with --out")
+    check_place(target)
+
+
+def check_place(target: Path) -> None:
+    """Check, before the work, that the folder exists or can be created."""
+    check_name(target)
+    if target.is_dir():
+        return
+    if target.exists():
+        raise StoreError(f"{target} is a file; --out is a folder")
+    above = next(place for place in target.absolute().parents if place.exists())
+    try:
+        os.rmdir(tempfile.mkdtemp(prefix=".doxa-", dir=above))
+    except OSError as error:
+        why = "it is a file" if above.is_file() else error.strerror
+        raise StoreError(
+            f"{target} cannot be made in {above}: {why}; choose another folder with --out"
+        ) from error
+
+
+def check_unseen(posterior: Any, run: Path, data: Path) -> str:
+    """The checksum of the rows to calibrate on. An error if the fit or an earlier calibration has
+    seen them, or if the run is conformal already."""
+    level = conformal_level(posterior)
+    if level is not None:
+        raise MethodError(
+            f"{run} is conformal already, at level {level:g}; another calibration would void its "
+            "guarantee; calibrate the run that it was made from"
+        )
+    digest = checksum(data)
+    if digest == posterior.metadata.get("source", {}).get("sha256"):
+        raise DataError(
+            f"{run} was fitted to {data.name} itself: calibration needs rows that the fit has not "
+            "seen; give another file, or hold rows out with doxa fit --calibrate"
+        )
+    for step in posterior.metadata.get("calibration", ()):
+        if step.get("sha256") == digest:
+            raise DataError(f"{run} was calibrated on {data.name} before; give other rows")
+    return digest
+
+
+def record_calibration(
+    posterior: Any, asked: Calibration, file: str, digest: str, rows: int, seed: int
+) -> None:
+    """Add a calibration to the run's metadata. Scores from before it are removed, because they no
+    longer hold."""
+    step = {
+        "kind": asked.kind, "level": asked.level, "conformal_kind": asked.guarantee,
+        "file": file, "sha256": digest, "rows": rows, "seed": seed,
+    }  # fmt: skip
+    posterior.metadata["calibration"] = [*posterior.metadata.get("calibration", ()), step]
+    posterior.metadata.pop("held_out_scores", None)

@@ -43,7 +43,7 @@ from torch.utils._pytree import tree_map
 from doxa.data import Batch, free_memory
 from doxa.errors import MemoryBudgetError
 from doxa.laplace import layers
-from doxa.laplace.head import Head
+from doxa.laplace.layers import Head
 from doxa.likelihoods import Likelihood
 from doxa.linalg import Structure
 from doxa.linalg.layout import Layout, Params

@@ -61,7 +61,7 @@ from doxa.errors import MethodError
 from doxa.laplace import forms
 from doxa.laplace.curvature import Jacobians, Outputs, chunk_bytes, output_size, outputs_of
 from doxa.laplace.forms import Matrix, Scales, prior_curvature, some_rows
-from doxa.laplace.head import Head
+from doxa.laplace.layers import Head
 from doxa.laplace.posterior import LaplacePosterior
 from doxa.linalg import Embedded, Structure
 from doxa.linalg.layout import Params

@@ -22,7 +22,7 @@ from zipfile import ZipFile
 import numpy as np
 
 from doxa.app.columns import CLASSIFIERS, MOST_INTEGER_CLASSES, Column
-from doxa.app.png import encode
+from doxa.app.figures import encode
 from doxa.app.reading import (
     Array,
     float_of,

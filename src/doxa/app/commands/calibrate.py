@@ -58,22 +58,22 @@ def calibrate(
     correction. Exit codes are those of doxa fit, by the status after it.
     """
     from doxa import store
-    from doxa.app import calibration, fitting, held_out, saved_runs, schema
+    from doxa.app import calibration, fitting, held_out, schema
     from doxa.app.reading import Dialect
 
     log_to_terminal(verbose)
     kind = "auto" if method is None and conformal is None else method
     asked = calibration.Calibration(kind, conformal, conformal_kind)
     target = run.with_name(run.name + "-calibrated") if out_folder is None else out_folder
-    saved_runs.check_new(target)
+    fitting.check_new(target)
     context.with_resource(store.exclusive(target))  # until the command ends
-    saved_runs.check_new(target)  # it may have been finished since
+    fitting.check_new(target)  # it may have been finished since
     dialect = Dialect.asked(sep, decimal, encoding)
     posterior, columns = fitting.load_run(run, net)
     asked = asked.of(columns.likelihood)
     asked.check_time(columns.time)
     frame, read = schema.read_labelled(data, columns, dialect)
-    digest = saved_runs.check_unseen(posterior, run, data)
+    digest = fitting.check_unseen(posterior, run, data)
     asked.check_rows(len(frame), "give a file with more rows")
     x, notes = columns.features(frame)
     for note in (*read, *notes):
@@ -83,7 +83,7 @@ def calibrate(
     posterior, messages = calibration.calibrated(posterior, x, y, asked, seed, groups)
     for line in messages:
         out.print(line, highlight=False, soft_wrap=True)
-    saved_runs.record_calibration(posterior, asked, data.name, digest, len(frame), seed)
+    fitting.record_calibration(posterior, asked, data.name, digest, len(frame), seed)
     out.print(f"status: {status_of(posterior)}", highlight=False, soft_wrap=True)
     posterior.save(str(target))
     name = escape(str(target))

@@ -25,7 +25,7 @@ from doxa.app.commands.terminal import (
     table_of,
 )
 from doxa.app.comparison import Comparison
-from doxa.app.fitting import Plan, fit_arrays
+from doxa.app.fitting import Plan, check_new, fit_arrays
 from doxa.app.options import (
     AllowStatus,
     BatchSize,
@@ -53,7 +53,6 @@ from doxa.app.options import (
     listed,
     print_table,
 )
-from doxa.app.saved_runs import check_new
 from doxa.app.schema import Schema
 from doxa.errors import MethodError, did_you_mean
 

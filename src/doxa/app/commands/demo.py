@@ -32,9 +32,9 @@ def demo(
 ) -> None:
     """Fit every method to toy data: tables of scores and two figures."""
     from doxa.app import demo as demonstration
-    from doxa.app import saved_runs
+    from doxa.app import fitting
     from doxa.app.processes import cores
 
     log_to_terminal(verbose)
-    saved_runs.check_place(out_folder)
+    fitting.check_place(out_folder)
     demonstration.run(out_folder, seed, out, jobs or cores(), listed(methods))

@@ -250,7 +250,7 @@ def fit(
     4 saved, but the status is not ok (--allow-status: 0); 130 interrupted.
     """
     from doxa import store
-    from doxa.app import fitting, held_out, predictions, saved_runs, schema
+    from doxa.app import fitting, held_out, predictions, schema
     from doxa.app.calibration import Calibration, calibrated
     from doxa.driver.validation import evaluate_rows
 
@@ -272,7 +272,7 @@ def fit(
     checkpoint = out_folder
     if not plan_only:
         fitting.prepare_out(out_folder, overwrite)
-        saved_runs.check_place(out_folder)
+        fitting.check_place(out_folder)
         context.with_resource(store.exclusive(out_folder))  # until the command ends
         checkpoint = fitting.prepare_out(out_folder, overwrite)  # it may have been finished since
     if net is not None and not chosen.needs_network:
@@ -352,7 +352,7 @@ def fit(
         posterior, messages = calibrated(posterior, x[rows], y[rows], asked, seed, groups)
         for line in messages:
             out.print(line, highlight=False, soft_wrap=True)
-        saved_runs.record_calibration(posterior, asked, data.name, digest, len(rows), seed)
+        fitting.record_calibration(posterior, asked, data.name, digest, len(rows), seed)
     if len(parts.test):
         groups = together.some(parts.test).groups
         tested = held_out.Tested(x[parts.test], y[parts.test], data.name, digest, groups)

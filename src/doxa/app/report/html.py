@@ -212,7 +212,7 @@ class Picture:
     label: str
 
     def values(self) -> tuple[str, str, int, int]:
-        from doxa.app.png import encode
+        from doxa.app.figures import encode
 
         height, width = self.pixels.shape[:2]
         return base64.b64encode(encode(self.pixels)).decode("ascii"), self.label, width, height

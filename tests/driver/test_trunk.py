@@ -399,7 +399,7 @@ def test_a_named_folder_is_used_again(tmp_path: Path) -> None:
 
 
 def test_a_reference_to_the_base(tmp_path: Path) -> None:
-    """The file holds no frozen parameter; the same base gives the same predictions, and any other one
+    """The file holds no frozen parameter; the same base gives the same predictions, and another one
     is an error."""
     posterior = doxa.fit(network(), rows(), "deep-ensemble", steps=5, members=2, progress=False)
     posterior.save(tmp_path / "run", frozen=False)
@@ -434,7 +434,7 @@ FEW = {"draws": 4, "burn_in": 4, "thin": 1}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", doxa.methods(), ids=lambda row: row.name)
+@pytest.mark.parametrize("row", list(doxa.methods()), ids=lambda row: row.name)
 def test_every_method_gives_the_results_of_every_pass(row: Any) -> None:
     method = get_method(row.name)
     if not method.needs_network and row.name not in ("linear", "ntk"):

@@ -213,3 +213,13 @@ def test_gpt2_of_transformers() -> None:
         torch.testing.assert_close(found[0].samples, found[1].samples, rtol=1e-10, atol=1e-12)
         ours, theirs = (one.predict(data).probs for one in found)
         torch.testing.assert_close(ours, theirs)
+
+
+def test_layers_after_trained_ones_are_no_trunk(caplog: pytest.LogCaptureFixture) -> None:
+    x = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
+    net = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 1))
+    for trunk, words in (("2", "'2' is frozen, but is no trunk"), ("0", "")):
+        caplog.clear()
+        doxa.fit(net, (x, x[:, 0]), "map", trunk=trunk, steps=2, validation=None, progress=False)
+        said = [r.getMessage() for r in caplog.records if "is no trunk" in r.getMessage()]
+        assert bool(said) == bool(words) and all(words in one for one in said)

@@ -524,6 +524,16 @@ class Model:
             self.at_rest = rest = self.trunk.layers
             self.sites = {k: v for k, v in self.sites.items() if not lies_in(k, rest)}
             self.masked = {k: v for k, v in self.masked.items() if not lies_in(k, rest)}
+        late = [
+            name for name in self.given_trunk
+            if not any(lies_in(name, (at,)) or lies_in(at, (name,)) for at in self.at_rest)
+        ]  # fmt: skip
+        if late and self.whole is None:
+            log.warning(
+                "trunk=: %s is frozen, but is no trunk, because its input depends on what is "
+                "trained, or because the method replaces it: it runs in every pass",
+                ", ".join(map(repr, late)),
+            )
         if self.at_rest != before:
             self.net.eval()  # a training pass puts all other layers into training mode
             self.derive()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -104,13 +102,3 @@ def test_the_tour_names_every_part() -> None:
     text = (ROOT / "docs" / "tour.md").read_text(encoding="utf-8")
     parts = {p.name + "/" * p.is_dir() for p in SOURCE.iterdir() if p.name != "__pycache__"}
     assert set(re.findall(r"^\| `([^`/]+/?)` \| [^`]", text, re.MULTILINE)) >= parts
-
-
-def test_the_tour_stops_at_every_file_of_the_walk() -> None:
-    """In a process of its own: what an earlier fit has cached is not walked."""
-    command = [sys.executable, str(ROOT / "benchmarks" / "walk.py"), "--list"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    walked = set(re.findall(r"^(\S+\.py) \(\d+\)$", done.stdout, re.MULTILINE))
-    text = (ROOT / "docs" / "tour.md").read_text(encoding="utf-8").partition("## What a fit")[2]
-    named = set(re.findall(r"^\| `([\w/]+\.py)` \| `", text, re.MULTILINE))
-    assert walked == named, "docs/tour.md: the walk, and its counts at the end"

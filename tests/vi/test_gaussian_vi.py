@@ -214,13 +214,15 @@ def test_the_softmax_bound_is_below_what_sampling_finds() -> None:
 def test_frozen_features_stay_and_joint_ones_move() -> None:
     x, y = images()
     net = doxa.nets.mlp(4, 3, (5,)).double()
-    first = next(net.parameters()).detach().flatten()
+    first = next(net.parameters()).detach()
     for features in ("frozen", "joint"):
         posterior = doxa.fit(
             net, (x, y), LastLayerVI(features=features), steps=20, init="given", validation=None
         )
-        same = torch.equal(posterior.mean[0, : len(first)], first)
-        assert same == (features == "frozen")
+        weights = posterior.layout.unflatten(posterior.mean[0])
+        assert ("0.weight" in weights) == (features == "joint")  # what is frozen is not in θ
+        found = weights.get("0.weight", posterior.model.fixed["0.weight"])
+        assert torch.equal(found, first) == (features == "frozen")
         assert posterior.covariance.size == 3 * 6
         assert (posterior.predict(x).mutual_information > 0).all()
 

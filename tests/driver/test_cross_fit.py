@@ -127,7 +127,12 @@ def test_scores_are_those_of_networks_on_rows_they_have_not_seen() -> None:
     assert posterior.diagnostics["held_out"]["log_prob"] == posterior.validation
 
 
-@pytest.mark.parametrize("method", ["map", "swag", "mc-dropout"])
+slow = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "method", ["map", pytest.param("swag", marks=slow), pytest.param("mc-dropout", marks=slow)]
+)
 def test_intervals_hold_with_twenty_rows(method: str) -> None:
     """Over ten tables. With the noise of training rows they held .07 to .22, at −4,000 nats; the
     standard error of a mean is .02 to .03 here."""

@@ -2,18 +2,20 @@
 
     f(x; θ) = head(trunk(x); θ):   the stages run on φ_i = trunk(x_i) in place of x_i
 
-The members, the held-out rows and the passes of curvature read φ, and the network is the trained
-part alone (`model/trunk.py`). What is evaluated after training, and the posterior, have the whole
-network and the user's x again. The results are those without it, up to rounding.
+During the fit, the network is the trained part alone (`model/trunk.py`), and its inputs are φ. This
+holds for training, for the held-out rows, and for the passes that compute curvature. The evaluation
+after training and the posterior use the whole network and the user's x again. The results are the
+same as without stored outputs, up to rounding.
 
-Outputs are kept in memory, on the device of the fit, up to a quarter of what is free, and beyond it
-in a file without a name, which the system removes with the fit. In a folder that the user names
-they stay, under a key of the rows, the trunk's tensors and the type, for later fits. If the disk is
-full, the trunk is computed in every pass.
+**Storage.** Outputs are kept in memory, on the device of the fit, if they take at most a quarter of
+the free memory. Larger ones are kept in a file without a name, which the system removes when the
+fit ends. If the user names a folder, the outputs stay there for later fits. Their name in it is a
+hash of the rows, of the trunk's tensors and of the type.
 
-It is also computed in every pass if its outputs are not a function of the row: the first rows are
-read twice and passed twice, and have to give the same bits (a Dataset may augment its rows, or a
-trunk may draw random numbers); and if a method reads x itself (`Method.reads_inputs`).
+**Exceptions.** The trunk is computed in every pass in three cases. First, if the disk is full.
+Second, if a method reads x itself (`Method.reads_inputs`). Third, if the outputs are not a function
+of the row: a Dataset may augment its rows, or a trunk may draw random numbers. To detect this, the
+first rows are read twice and passed twice, and both times must give the same bits.
 """
 
 from __future__ import annotations
@@ -41,27 +43,41 @@ from doxa.store.tensors import bytes_of
 
 log = logging.getLogger("doxa")
 
-_BLOCK_BYTES = 8 << 20  # of the widest activation, for the rows of one pass
-_MOST_ROWS = 512  # of one pass
-_COMPARED = 64  # rows that are read and passed twice, at most
+_BLOCK_BYTES = 8 << 20  # bytes of the widest activation in one pass; 64 times this on a GPU
+_MOST_ROWS = 512  # largest number of rows in one pass
+_COMPARED = 64  # largest number of rows that are read and passed twice
 
 
 @dataclass
 class TrunkOutputs:
-    """The outputs of trunks that the fits of one call of `doxa.fit` share.
+    """The outputs of trunks, shared by all fits of one call of `doxa.fit`.
 
     Parameters
     ----------
     keep : bool, str or Path
-        Whether they are computed once; or the folder in which they stay.
+        Whether the outputs are computed once. A path is a folder in which they also stay for later
+        fits.
     """
 
     keep: bool | str | Path = True
     _found: list[tuple[Data, Split, Data, str]] = field(default_factory=list)
 
     def of(self, run: Run, split: Split) -> tuple[Data, str] | None:
-        """The data with the trunk's outputs in place of x, and where they are; None if they are not
-        computed once, which is logged."""
+        """The data of a run with the trunk's outputs in place of x.
+
+        Parameters
+        ----------
+        run : Run
+            The run on the user's data.
+        split : Split
+            The trunk and the head of its network.
+
+        Returns
+        -------
+        tuple of (Data, str) or None
+            The data, and where the outputs are stored, as text. None if the outputs cannot be
+            computed once; the reason is logged.
+        """
         for rows, other, data, place in self._found:
             if _same_rows(rows, run.rows) and _same_trunk(other, split):
                 own = replace(
@@ -80,8 +96,21 @@ class TrunkOutputs:
 
 
 def on_trunk_outputs(run: Run, method: Method) -> Run:
-    """The run of the trained part on the outputs of the frozen trunk, or of the whole network if
-    these are not computed once; with the engine that was requested, or one chosen by rule."""
+    """Replace a run by that of the trained part on the outputs of the frozen trunk.
+
+    Parameters
+    ----------
+    run : Run
+        The run of the whole network on the user's data.
+    method : Method
+        The method.
+
+    Returns
+    -------
+    Run
+        The run of the trained part, or the given run if the outputs are not computed once. Its
+        engine is the requested one, or is selected again for this run.
+    """
     short = _on_trunk_outputs(run, method)
     engine = select_engine(short, run.settings.engine, method, run.engine.precision)
     return replace(short, engine=engine)
@@ -110,8 +139,15 @@ def _on_trunk_outputs(run: Run, method: Method) -> Run:
 
 
 def with_whole_network(posterior: Posterior, run: Run) -> None:
-    """Give the posterior of the trained part of a run, which has its members only, the whole
-    network and the user's inputs."""
+    """Change the posterior of the trained part into one of the whole network on the user's inputs.
+
+    Parameters
+    ----------
+    posterior : Posterior
+        The posterior of the trained part. It is changed in place.
+    run : Run
+        The run of the whole network, with the same members.
+    """
     own = run.common(posterior.method)
     posterior.of_network(own["model"], own["inputs"], own["scales"])
 
@@ -142,7 +178,8 @@ def _of_y(scale: Any) -> Any:
 
 
 def _computed(run: Run, split: Split, keep: bool | str | Path) -> tuple[Data, str] | str:
-    """The data with the trunk's outputs and where they are, or why they are not computed once."""
+    """The data with the trunk's outputs and where these are stored, or the reason why they are not
+    computed once."""
     data = run.rows
     several = len({id(s.x_loc) for s in data.scales}) > 1
     if data.lazy and several:
@@ -193,7 +230,8 @@ def _computed(run: Run, split: Split, keep: bool | str | Path) -> tuple[Data, st
 
 
 def _filled(run: Run, split: Split, first: Any, budget: int) -> tuple[list[Tensor], str]:
-    """The trunk's outputs at all rows, in memory or in a file."""
+    """The trunk's outputs at all rows, in memory or in a file, and where they are, as text. `first`
+    are the outputs at the first rows."""
     data = run.rows
     shapes = [(leaf.shape[1:], leaf.dtype) for leaf in tree_flatten(first)[0]]
     count = data.total * (len(data.scales) if data.scaled_per_run else 1)
@@ -219,7 +257,7 @@ def _filled(run: Run, split: Split, first: Any, budget: int) -> tuple[list[Tenso
 
 
 def _passes(run: Run, split: Split, first: Any) -> Iterator[list[Tensor]]:
-    """The trunk's outputs in order, some rows at a time; the `first` ones are known."""
+    """The trunk's outputs at all rows, in order and in blocks. The first block is given."""
     leaves = tree_flatten(first)[0]
     yield leaves
     for x, _ in _blocks(run.rows, _rows_per_pass(run), len(leaves[0])):
@@ -227,7 +265,8 @@ def _passes(run: Run, split: Split, first: Any) -> Iterator[list[Tensor]]:
 
 
 def _blocks(data: Data, size: int, begin: int = 0) -> Iterator[tuple[Any, Any]]:
-    """All rows in order, `size` at a time, from number `begin` of the first run on."""
+    """(x, y) of all rows, in order, in blocks of `size` rows. If each run scales x in its own way,
+    the rows of all runs follow each other. The first `begin` rows of the first run are skipped."""
     for r in range(len(data.scales) if data.scaled_per_run else 1):
         for start in range(0 if r else begin, data.total, size):
             rows = torch.arange(start, min(start + size, data.total))
@@ -235,7 +274,7 @@ def _blocks(data: Data, size: int, begin: int = 0) -> Iterator[tuple[Any, Any]]:
 
 
 def _targets(data: Data) -> Any:
-    """The targets of a source that is read once."""
+    """The targets of all rows of a `Dataset` or another source, which is read from start to end."""
     each = [y for _, y in _blocks(data, _MOST_ROWS)]
     return tree_map(lambda *t: torch.cat(t), *each)
 
@@ -252,7 +291,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def _key(run: Run, split: Split) -> str:
-    """A name of these rows, the trunk's tensors and the type."""
+    """The name of the stored outputs: a hash of the rows, the trunk's tensors and the type."""
     digest = hashlib.sha256(f"{split.trunk} {split.tail} {run.dtype} {torch.__version__}".encode())
     add: Callable[[Tensor], None] = lambda t: digest.update(bytes_of(t))  # noqa: E731
     for name, tensor in split.tensors().items():

@@ -2,25 +2,28 @@
 
     f(x; θ) = head(trunk(x); θ)
 
-The outputs of the trunk do not depend on what is trained. They are the same for all members, steps
-and draws, if they are the same in every pass: the trunk is in evaluation mode, also in training.
-Its dropout is off, and BatchNorm uses its running statistics.
+The outputs of the trunk do not depend on the trained weights. They are therefore the same for all
+members, steps and draws. This requires that the trunk is deterministic, so it stays in evaluation
+mode during training: its dropout is off, and BatchNorm uses its running statistics.
 
 **The trace** (`find`). One forward pass records every operation and every call of a layer, with the
-memory that each reads and writes. Memory that a trained weight or the noise of a layer has reached
-depends on what is trained. A frozen layer whose input does not is part of the trunk; it is not
-looked into. Only the outputs that the rest of the network reads are kept (liveness, from the
-network's output backwards).
+memory that each reads and writes. Memory is called dependent if its values depend on a trained
+weight or on the noise of a layer. A frozen layer belongs to the trunk if its input is not
+dependent; the operations inside it are not recorded. Only the outputs that the rest of the network
+reads are kept. A liveness analysis, backwards from the network's output, finds them.
 
-**The head** (`Split`). It has the trained weights under their names, in one of three forms:
+**The head** (`Split`). It has the trained weights under their original names, and one of three
+forms, which are tried in this order:
 
-    tail        the rest of the network is one layer, which takes one tensor: this layer alone
-    chain       an `nn.Sequential`: the layers of the trunk are replaced by identities
-    stand-ins   any other network: its layers in the trunk return given values, and the rest of
-                the user's code runs as it is, also on x where it reads x
+    tail        if the rest of the network is one layer that takes one tensor: this layer alone
+    chain       if the network is an `nn.Sequential`: the same, with identities in place of the
+                layers of the trunk
+    stand-ins   for any other network: the layers of the trunk return given values, and the rest
+                of the user's code runs unchanged; it is given x if it reads x
 
-Each form is compared with the whole network on rows of the data. A network that it does not fit
-(a layer that overwrites its input, outputs without an axis of rows) keeps its trunk in every pass.
+Each form is compared with the whole network on rows of the data. The first form that gives the same
+outputs is used. If none does, the trunk is computed in every pass. Examples are a layer that
+overwrites its input, and outputs without an axis of rows.
 """
 
 from __future__ import annotations
@@ -46,8 +49,8 @@ from doxa.model.layers import MaskedDropout, MethodLayer
 if TYPE_CHECKING:
     from doxa.model.model import Model
 
-_MOST_KEPT = 256 << 20  # bytes of `remembered`
-LEAST = 0.2  # share of the multiplications of a pass, from which a trunk is one
+_MOST_KEPT = 256 << 20  # bytes that `remembered` keeps at most
+LEAST = 0.2  # smallest share of a pass's multiplications for which a trunk is separated
 
 
 def tensors_of(tree: Any) -> list[Tensor]:
@@ -55,7 +58,7 @@ def tensors_of(tree: Any) -> list[Tensor]:
 
 
 class Call(NamedTuple):
-    """One call of a layer of the trunk: its name, and which of its calls it is."""
+    """One call of a layer of the trunk: the name of the layer, and the number of the call."""
 
     layer: str
     number: int
@@ -68,15 +71,15 @@ class Trunk:
     Parameters
     ----------
     layers : tuple of str
-        The outermost layers of the trunk.
+        The names of the outermost layers of the trunk.
     needed : tuple of Call
-        The calls whose outputs the rest of the network reads, in order.
+        The calls whose outputs the rest of the network reads, in the order of the pass.
     reads_x : bool
-        Whether the rest of the network reads x.
-    tail : str, optional
-        The layer that is the whole rest of the network.
+        Whether the rest of the network also reads x.
+    tail : str or None
+        The name of the layer that is the whole rest of the network. None if there is no such layer.
     share : float
-        The share of the trunk in the multiplications of a pass.
+        The multiplications of the trunk, as a share of all multiplications in a pass.
     """
 
     layers: tuple[str, ...]
@@ -87,7 +90,7 @@ class Trunk:
 
 
 class _Event(NamedTuple):
-    """An operation, or a call of a layer of the trunk, by the memory it reads and writes."""
+    """An operation, or a call of a layer of the trunk, with the memory it reads and writes."""
 
     call: Call | None
     read: set[int]
@@ -95,18 +98,19 @@ class _Event(NamedTuple):
 
 
 class _Trace(TorchDispatchMode):
-    """Records the operations of a pass outside of the trunk, and what depends on what is trained.
+    """Records the operations of a pass outside the trunk, and which memory is dependent.
 
-    The tensors are referenced until the end, so that no memory is used twice."""
+    References to all tensors are kept until the end. Otherwise freed memory could be used again for
+    another tensor, and the two would be confused."""
 
     def __init__(self, trained: Iterable[Tensor]) -> None:
         from torch.utils.flop_counter import flop_registry
 
         super().__init__()
         self.events: list[_Event] = []
-        self.inside: str | None = None  # the layer of the trunk that runs
-        self.work = {True: 0.0, False: 0.0}  # multiplications inside the trunk, and outside
-        self.lengths: dict[Call, set[int]] = {}  # the first axes of the outputs of each call
+        self.inside: str | None = None  # the layer of the trunk that is running
+        self.work = {True: 0.0, False: 0.0}  # multiplications inside and outside the trunk
+        self.lengths: dict[Call, set[int]] = {}  # lengths of the first axis, per call
         self._held: list[Any] = []
         self._formulas = flop_registry
         self.dependent = self.memory(list(trained))
@@ -134,20 +138,21 @@ class _Trace(TorchDispatchMode):
             self.work[self.inside is not None] += formula(*args, **kwargs, out_val=out) / 2
         if self.inside is None:
             read, written = self.memory((args, kwargs)), self.memory(out)
-            if func._schema.is_mutable:  # also an operation that returns nothing
+            if func._schema.is_mutable:  # in place: it writes its inputs, and may return nothing
                 written = written | read
             self.add(None, read, written)
         return out
 
 
 def find(model: Model, x: Any, given: Sequence[str] = ()) -> Trunk | None:
-    """The trunk of a network, from a pass on two rows of x. None if there is none, or if it does
-    less than a fifth of the multiplications; the layers `given` by the user are a trunk in any
-    case."""
+    """The frozen trunk of a network, found by tracing a pass on two rows of its inputs x.
+
+    None if there is no trunk, or if its share of the multiplications is below `LEAST`. If the user
+    has named layers (`given`), the trunk is returned whatever its share."""
     outside: set[str] = set()
     while True:
         found = _trace(model, x, given, outside)
-        if isinstance(found, str):  # this layer cannot be in it
+        if isinstance(found, str):  # this layer cannot be part of the trunk: repeat without it
             outside.add(found)
             continue
         if found is None or (found.share < LEAST and not given):
@@ -188,7 +193,7 @@ def _trace(model: Model, x: Any, given: Sequence[str], outside: set[str]) -> Tru
             calls[name] += 1
             return
         tails.after(name, output)
-        if isinstance(module, MethodLayer):  # its noise, which is off here
+        if isinstance(module, MethodLayer):  # noisy in training, although the noise is off here
             trace.add(None, read, written)
             trace.dependent |= written
 
@@ -215,7 +220,7 @@ def _trace(model: Model, x: Any, given: Sequence[str], outside: set[str]) -> Tru
         return None
     rows = len(tensors_of(x)[0])
     for call in needed:
-        if trace.lengths[call] != {rows}:  # positions, say: the rest of the network computes them
+        if trace.lengths[call] != {rows}:  # not one output per row, such as embedded positions
             return call.layer
     total = trace.work[True] + trace.work[False]
     share = trace.work[True] / total if total else 0.0
@@ -224,12 +229,12 @@ def _trace(model: Model, x: Any, given: Sequence[str], outside: set[str]) -> Tru
 
 
 def _needed(trace: _Trace, output: Any) -> tuple[list[Call], set[int]]:
-    """The calls of the trunk whose results reach the output, and the memory that was read from
-    before the pass."""
+    """The calls of the trunk that the output depends on, and the memory that it depends on and that
+    existed before the pass."""
     live, needed = trace.memory(output), []
     for call, read, written in reversed(trace.events):
         if written and not written & live:
-            continue  # what writes nothing may be read by Python: it counts
+            continue  # kept if it writes nothing: Python code may use the result (`item`)
         if call is None:
             live |= read
         else:
@@ -239,8 +244,8 @@ def _needed(trace: _Trace, output: Any) -> tuple[list[Call], set[int]]:
 
 
 class _Tails:
-    """The outermost layer that has all trained weights, takes one tensor of the trunk and returns
-    the network's output."""
+    """Finds the tail: the outermost layer that contains all trained weights, is called once with
+    one tensor that is not dependent, and returns the network's output."""
 
     def __init__(self, net: nn.Module, trained: Sequence[Tensor]) -> None:
         ids = {id(p) for p in trained}
@@ -272,9 +277,11 @@ def _has_weights(module: nn.Module) -> bool:
 
 
 def _candidates(model: Model, given: Sequence[str]) -> set[str]:
-    """The layers that may be part of a trunk: none of their weights is trained, and none of their
-    noise is that of a trained layer. Dropout inside of a frozen layer with weights is the frozen
-    layer's; other dropout is that of the layer with weights that runs next."""
+    """The layers that may be part of a trunk.
+
+    None of their weights is trained, and none of their noise belongs to a trained layer. Dropout
+    inside a frozen layer with weights belongs to this frozen layer. Other dropout belongs to the
+    next layer with weights."""
     net = model.net
     trained = {n.rpartition(".")[0] for n, p in net.named_parameters() if p.requires_grad}
 
@@ -295,28 +302,28 @@ def _candidates(model: Model, given: Sequence[str]) -> set[str]:
             if not all(map(rests, noisy)):
                 continue
             if next(_learned(module), None) is not None:
-                continue  # it learns: a BatchNorm without weights, a moving average
+                continue  # training changes its buffers: a BatchNorm without weights, an average
         may.add(name)
     return may
 
 
 def _learned(module: nn.Module) -> Iterator[Tensor]:
-    """The buffers of a module besides those of dropout layers."""
+    """The buffers of a module, except those of dropout layers."""
     for m in module.modules():
         if not isinstance(m, MaskedDropout):
             yield from m.buffers(recurse=False)
 
 
 class _Enough(Exception):
-    """Ends a pass after the last output that is needed."""
+    """Raised by a hook to end a pass when all needed outputs are known."""
 
 
 class _StandIn(nn.Module):
-    """Returns given values in place of a layer of the trunk, and has its attributes."""
+    """Replaces a layer of the trunk: it returns given values, and has the layer's attributes."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
-        self.__dict__["layer"] = layer  # not a part of this one
+        self.__dict__["layer"] = layer  # not registered as a submodule
         self.values: list[Any] = []  # one per call of the layer
         self.calls = 0
 
@@ -329,14 +336,15 @@ class _StandIn(nn.Module):
 
 
 class _Result(NamedTuple):
-    """The output of a call: its structure, and its leaves for one row, [1, ...] if a tensor."""
+    """The form of a call's output: the tree structure, and its leaves for one row. A leaf that is a
+    tensor has the shape [1, ...]."""
 
     spec: TreeSpec
     leaves: list[Any]
 
 
 class Split:
-    """A network as trunk and head.
+    """A network split into its frozen trunk and its trained head.
 
     Parameters
     ----------
@@ -348,7 +356,7 @@ class Split:
     Attributes
     ----------
     head : Model
-        The trained part, as a function of what `features` returns.
+        The trained part. Its inputs are what `features` returns.
 
     Raises
     ------
@@ -377,15 +385,15 @@ class Split:
                     continue
                 self.head = self._model_of(net, x)
                 self._compare(x)
-            except Exception as error:  # code of the user's network, which runs on part of it
+            except Exception as error:  # the user's code may raise anything if only a part runs
                 reasons.append(f"{type(error).__name__}: {error}")
                 continue
             return
         raise ValueError(reasons[-1] if reasons else "its trunk cannot be separated")
 
     def features(self, x: Any) -> Any:
-        """The trunk's outputs at x: a tensor [N, ...], or a tuple of tensors, as the head takes
-        them."""
+        """The outputs of the trunk at N rows of inputs x, in the form that the head takes: a tensor
+        [N, ...], or a tuple of tensors. If the head reads x, the tensors of x come first."""
         kept = _kept.get()
         if kept is None:
             return self._features(x)
@@ -469,7 +477,7 @@ class Split:
         return module
 
     def _chain(self, x: Any) -> nn.Module | None:
-        """The head as a sequence that begins with identities."""
+        """The head as the same sequence, with identities in place of the layers of the trunk."""
         self.tail = None
         one = len(self.trunk.needed) == 1 and not self.trunk.reads_x
         if type(self.model.net) is not nn.Sequential or not one:
@@ -477,7 +485,7 @@ class Split:
         return _kept_weights(self.model.net, {n: nn.Identity() for n in self.trunk.layers})
 
     def _general(self, x: Any) -> nn.Module:
-        """The head with stand-ins."""
+        """The head as the whole network, with stand-ins for the layers of the trunk."""
         self.tail = None
         given, spec = tree_flatten(x)
         self._spec = spec
@@ -497,8 +505,8 @@ class Split:
         return net
 
     def stand_in_values(self, features: Sequence[Tensor], rows: int) -> dict[Call, Any]:
-        """The outputs of all calls of the trunk: given ones where the head reads them, and
-        elsewhere NaN without memory of their own."""
+        """The outputs of all calls of the trunk: the given features where the head reads them, and
+        NaN elsewhere. The NaN are one expanded number, which takes no memory."""
         left, device = list(features), features[0].device
         needed, values = set(self.trunk.needed), {}
         for call, result in self._results.items():
@@ -526,7 +534,8 @@ class Split:
         return head
 
     def _compare(self, x: Any) -> None:
-        """Compare head and network at the given weights, on all rows and on one."""
+        """Compare the head with the whole network at the given weights, on all rows of x and on the
+        first one alone. Raises `ValueError` if they differ."""
         for some in (x, _first(x)):
             rows = len(tensors_of(some)[0])
             with torch.no_grad():
@@ -557,14 +566,15 @@ def _first(x: Any) -> Any:
 
 
 def _template(leaf: Any) -> Any:
-    """A tensor of one row without memory, or the value itself."""
+    """A tensor of one row on the meta device, which takes no memory; other values are returned
+    unchanged."""
     if not isinstance(leaf, Tensor):
         return leaf
     return torch.empty((1, *leaf.shape[1:]), dtype=leaf.dtype, device="meta")
 
 
 def _unread(form: Tensor, rows: int, device: torch.device) -> Tensor:
-    """Values that nothing may depend on."""
+    """Values that the head does not read: NaN, so that a result that reads them is NaN."""
     value = float("nan") if form.is_floating_point() else 0
     one = torch.full((), value, dtype=form.dtype, device=device)
     return one.expand(rows, *form.shape[1:])
@@ -594,7 +604,8 @@ def _all_results(model: Model, layers: Sequence[str], x: Any) -> dict[Call, Any]
 def _forward_of(
     cls: type[nn.Module], split: Split, forms: Sequence[Tensor], spec: TreeSpec
 ) -> Callable[..., Any]:
-    """The forward pass of a network with stand-ins: of x where it is read, and the features."""
+    """The forward pass of a network with stand-ins. Its arguments are the tensors of x, if the head
+    reads x, and then the features."""
 
     def forward(self: nn.Module, *given: Tensor) -> Any:
         rows, device = len(given[0]), given[0].device
@@ -621,8 +632,8 @@ def _forward_of(
 
 
 def _kept_weights(net: nn.Module, others: dict[str, nn.Module]) -> nn.Module:
-    """A copy of a network that shares its tensors, with some layers replaced. Layers that are
-    replaced are not copied."""
+    """A copy of a network with some layers replaced. The copy shares all tensors with the network,
+    and the replaced layers are not copied."""
     replaced: dict[int, Any] = {id(net.get_submodule(n)): new for n, new in others.items()}
     for module in net.modules():
         for value in (*module._parameters.values(), *module._buffers.values()):
@@ -639,8 +650,8 @@ _kept: ContextVar[_Kept | None] = ContextVar("doxa_trunk_outputs", default=None)
 
 @contextmanager
 def remembered() -> Iterator[None]:
-    """Inside, `Split.features` keeps what it returns, up to a limit: the same rows are predicted by
-    several posteriors, or by several groups of draws."""
+    """A context in which `Split.features` caches its results, up to a limit of memory. It is used
+    where several posteriors, or several groups of draws, predict the same rows."""
     if _kept.get() is not None:
         yield
         return
@@ -652,7 +663,8 @@ def remembered() -> Iterator[None]:
 
 
 def _fingerprint(split: Split, leaves: Sequence[Tensor]) -> Any:
-    """A key that few inputs have in common; the values are compared in addition."""
+    """A key of the cache. Different inputs may have the same key, so their values are compared
+    too."""
     some = [leaf.reshape(-1)[:: max(1, leaf.numel() // 64)].double().sum() for leaf in leaves]
     return id(split), *(tuple(leaf.shape) for leaf in leaves), *map(float, some)
 

@@ -2,26 +2,28 @@
 
     G = Σ_i w_i J_iᵀ C_i J_i,    J_i = ∂f(x_i)/∂θ,    C_i = E_y[−∂² log p(y | f_i)/∂f²]
 
-This is the generalised Gauss–Newton matrix: positive semi-definite, and the exact Hessian where f
-is linear in θ. Where C = R Rᵀ, G is Σ_i w_i (RᵀJ_i)ᵀ(RᵀJ_i): the rows of RᵀJ are gradients.
+This is the generalised Gauss–Newton matrix. It is positive semi-definite, and it is the exact
+Hessian if f is linear in θ. With a root C = R Rᵀ, G = Σ_i w_i (R_iᵀJ_i)ᵀ(R_iᵀJ_i), and the rows of
+RᵀJ are gradients of vᵀf for the columns v of R.
 
-`Jacobians` are vectorised over members and rows, with one backward pass per output. Rows of vᵀJ
-for a few columns v, as sampled curvature needs them, come from passes with hooks (`passes.py`), one
-backward pass per column for all rows of a batch (`RowGradients`); so does J of a network that
-`torch.func.vmap` refuses, where hooks see all its uncertain weights. Otherwise it is computed one
-row at a time. Products Jδ with fewer directions than outputs are forward-mode derivatives.
+**Jacobians.** `Jacobians` computes J for all members and rows at once, by `torch.func.vmap`, with
+one backward pass per output. Sampled curvature needs vᵀJ per row, for a few columns v only.
+`RowGradients` computes it from passes with hooks (`passes.py`), with one backward pass per column
+for all rows of a batch. If a network does not run under `vmap`, hooks give J too, provided that
+they see all uncertain weights. Otherwise J is computed one row at a time. Products Jδ with fewer
+directions than outputs are forward-mode derivatives.
 
-The curvature of −log p(y | f) in the outputs f (`Outputs`) has three kinds:
+**Kinds.** The curvature C of −log p(y | f) in the outputs f (`Outputs`) has three kinds:
 
 ggn: C = E_y[−∂² log p(y | f)/∂f²], the Fisher information, also called type-2 Fisher.
 sampled: a mean over k draws, C ≈ (1/k) Σ_d s_d s_dᵀ, with s = Rv, C = RRᵀ and random signs v. It is
-unbiased, and independent draws at every output (every pixel) need no matrix over outputs. A label
-ŷ drawn from p(y | f) has a score of the same covariance (Kunstner, Balles & Hennig 2019), but where
-the network is almost certain this score is nearly always close to zero, and rarely large. Rv has
-about the same size in every draw (`Likelihood.curvature_draw`).
+unbiased. Draws are independent at every output (every pixel), so no matrix over outputs is needed.
+The score of a label ŷ drawn from p(y | f) has the same covariance (Kunstner, Balles & Hennig 2019).
+But if the network is almost certain, this score is nearly always close to zero, and rarely large.
+Rv has about the same size in every draw (`Likelihood.curvature_draw`).
 fisher: C = s sᵀ with s = ∂ log p(y | f)/∂f at the observed y: the empirical Fisher, of rank one.
-It is not the curvature: where the model fits perfectly, s is zero for any curvature (Kunstner,
-Balles & Hennig 2019).
+It is not the curvature: if the model fits a row perfectly, s is zero whatever the curvature is
+(Kunstner, Balles & Hennig 2019).
 """
 
 from __future__ import annotations
@@ -55,25 +57,26 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("doxa")
 
-_JITTER = 1e-13  # relative to the diagonal: softmax has a direction without curvature
-_NUMBERS = 1 << 24  # numbers of curvature per block, over rows and draws
-_FLAT = 1e-6  # relative to the largest entry: a last column below it is round-off
+_JITTER = 1e-13  # relative to the diagonal, for softmax, which has a direction without curvature
+_NUMBERS = 1 << 24  # entries of C per block, over rows and draws
+_FLAT = 1e-6  # relative to the largest entry: a smaller last column of a root is round-off
 
 
 def output_size(output: Any) -> int:
-    """Numbers in one row's output, over all heads."""
+    """The number of outputs per row, over all heads."""
     return sum(math.prod(shape) for shape in output_shapes(output))
 
 
 def flatten_outputs(f: Any, lead: int) -> Tensor:
-    """[*lead, N, *output], or a tuple of heads, to [*lead, N, O]."""
+    """Reshape outputs [*lead, N, *output], or a tuple with one tensor per head, to [*lead, N, O].
+    `lead` is the number of leading axes."""
     heads = list(f) if isinstance(f, list | tuple) else [f]
     flat = [head.reshape(*head.shape[: lead + 1], -1) for head in heads]
     return flat[0] if len(flat) == 1 else torch.cat(flat, -1)
 
 
 def unflatten_outputs(flat: Tensor, output: Any) -> Any:
-    """[..., O] to the network's own shape, a tuple for several heads."""
+    """Reshape flat outputs [..., O] to the network's shape, a tuple if it has several heads."""
     shapes = output_shapes(output)
     parts = flat.split([math.prod(shape) for shape in shapes], -1)
     heads = tuple(
@@ -87,13 +90,23 @@ def _has_heads(output: Any) -> bool:
 
 
 def output_shapes(output: Any) -> list[tuple[int, ...]]:
-    """Output shapes of one row, one per head."""
+    """The shapes of one row's outputs, one per head."""
     return [tuple(shape) for shape in output] if _has_heads(output) else [tuple(output)]
 
 
 class Draws(NamedTuple):
-    """The draws of sampled curvature: their noise, how many per row, and the number of rows before
-    the first one. The noise of a row depends on its place among all rows, not on the batch."""
+    """The random draws of sampled curvature. The noise of a row depends on its place among all
+    rows, not on the batch.
+
+    Parameters
+    ----------
+    noise : Noise
+        The random numbers.
+    number : int
+        k, the number of draws per row.
+    first : int
+        The number of rows before the first row of this batch.
+    """
 
     noise: Noise
     number: int
@@ -103,7 +116,7 @@ class Draws(NamedTuple):
         return self._replace(first=self.first + rows)
 
     def signs(self, rows: int, outputs: int, draw: int) -> Tensor:
-        """±1, [M, rows, outputs]."""
+        """Random signs ±1 for draw number `draw`, [M, rows, outputs]."""
         device = self.noise.device
         steps = torch.arange(self.first, self.first + rows, device=device, dtype=torch.int32)
         return self.noise.signs((outputs,), steps, draw).transpose(0, 1)
@@ -114,12 +127,18 @@ class Outputs:
 
     Parameters
     ----------
+    likelihood : Likelihood
+        The likelihood.
+    theta : dict of str to Tensor
+        Its parameters.
+    part : Batch
+        The rows, with targets and weights.
     shape : tuple
         The output shape of one row.
     kind : str
         "ggn", "fisher" or "sampled".
-    draws : Draws
-        Those of sampled curvature.
+    draws : Draws, optional
+        The draws of sampled curvature.
     """
 
     def __init__(
@@ -143,7 +162,7 @@ class Outputs:
         return unflatten_outputs(flat, self.shape)
 
     def log_prob(self, flat: Tensor) -> Tensor:
-        """[M, B]."""
+        """log p(y | f) per row, [M, B]."""
         return self.likelihood.log_prob(self.shaped(flat), self.part.y, self.theta, 1)
 
     def matrix(self, flat: Tensor) -> Tensor:
@@ -154,14 +173,15 @@ class Outputs:
         return self.likelihood.curvature(self.shaped(flat), self.theta, 1, self.part.y)
 
     def root(self, flat: Tensor, square: bool = False) -> Tensor:
-        """R with w C = R Rᵀ, [M, B, O, R], with w the weight of each row; float64, or the type of
-        f for draws. A last column without curvature is dropped unless `square`."""
+        """R with w C = R Rᵀ, [M, B, O, R], where w is the weight of the row. It is in float64, or
+        in the type of f if C is sampled. Without `square`, a last column that is zero up to
+        rounding is dropped."""
         if self.draws is not None:
             return self._drawn(flat)
         root = self._root(flat.double())
         size = float(root.abs().max())
         if not square and root.shape[-1] > 1 and float(root[..., -1].abs().max()) < _FLAT * size:
-            root = root[..., :-1]  # one backward pass less
+            root = root[..., :-1]  # saves one backward pass
         if self.part.weight is not None:
             root = root * self.part.weight.double().sqrt()[..., None, None]
         return root
@@ -180,7 +200,7 @@ class Outputs:
         return factor
 
     def _drawn(self, flat: Tensor) -> Tensor:
-        """One column for each draw, divided by √k."""
+        """The root of sampled curvature: one column per draw, divided by √k."""
         assert self.draws is not None
         count, size = self.draws.number, flat.shape[-1]
         columns = []
@@ -194,11 +214,11 @@ class Outputs:
         return root
 
     def _at(self, flat: Tensor, draw: int) -> Tensor:
-        """The outputs at which a draw is made."""
+        """The outputs at which draw number `draw` is made."""
         return flat
 
     def pulls(self, flat: Tensor, groups: int) -> Tensor:
-        """w ∂ log p(y | f)/∂f, with one column per group of outputs, [M, B, O, g]; float64."""
+        """w ∂ log p(y | f)/∂f with one column per group of outputs, [M, B, O, g], in float64."""
         score = self.score(flat).double()
         if self.part.weight is not None:
             score = score * self.part.weight.double()[..., None]
@@ -212,7 +232,7 @@ class Outputs:
         return slope
 
     def squares(self, flat: Tensor, groups: int) -> Tensor:
-        """Σ w (y − f)² / σ² for each group of outputs of a Gaussian likelihood: [M, g]."""
+        """Σ w (y − f)² / σ² per group of outputs, [M, g]. The likelihood must be Gaussian."""
         log_noise = self.theta["log_noise"].double()
         each = flatten_outputs((self.part.y - self.shaped(flat)).double().square(), 1)  # [M, B, O]
         if self.part.weight is not None:
@@ -222,14 +242,14 @@ class Outputs:
 
 
 class Averaged(Outputs):
-    """`Outputs` whose curvature is averaged over outputs f + d, for draws d [M, S, B, O]."""
+    """`Outputs` whose curvature is the mean of that at f + d, over draws d [M, S, B, O]."""
 
     def __init__(self, own: Outputs, away: Tensor) -> None:
         super().__init__(own.likelihood, own.theta, own.part, own.shape, own.kind, own.draws)
         self.away = away
 
     def _at(self, flat: Tensor, draw: int) -> Tensor:
-        """Another d for each row and draw."""
+        """f + d, with a different d for each row and draw."""
         assert self.draws is not None
         draws, rows = self.away.shape[1:3]
         step = max(1, draws // self.draws.number)
@@ -259,15 +279,29 @@ _KNOWN: WeakKeyDictionary[Model, _Known] = WeakKeyDictionary()
 
 
 def known(model: Model) -> _Known:
-    """What was found out about a network: the plans of its rows, and `refused`, what it does not
-    run under."""
+    """The cached facts about a network: `plans`, how rows of each shape are run, and `refused`, the
+    ways of computing that it does not support."""
     return _KNOWN.setdefault(model, _Known())
 
 
 def refused(
     model: Model, what: str, error: Exception, cost: str, level: int = logging.WARNING
 ) -> None:
-    """Say once for each network that it does not run under vmap, and what is done instead."""
+    """Log, once per network and per `what`, that it does not run under vmap.
+
+    Parameters
+    ----------
+    model : Model
+        The network.
+    what : str
+        What was tried. It is added to the set `refused` of the network.
+    error : Exception
+        The error that vmap raised.
+    cost : str
+        What is done instead, as text.
+    level : int
+        The level of the log message.
+    """
     seen = known(model).refused
     if what not in seen:
         seen.add(what)
@@ -275,14 +309,14 @@ def refused(
         log.log(level, "curvature: the network does not run under vmap (%s); %s", first, cost)
 
 
-Contrast = Callable[[Tensor], Tensor]  # linear in the outputs: [..., O, n] to the same, in place
+Contrast = Callable[[Tensor], Tensor]  # a linear map of outputs, [..., O, n] to the same, in place
 
 _CHUNK_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}  # bytes of the Jacobian per block
 
 
 def chunk_bytes(device: torch.device) -> int:
-    """The largest number of bytes per block of rows. It is fixed, so that results do not depend on
-    the free memory."""
+    """The largest number of bytes per block of rows. It is a constant, so that results do not
+    depend on the free memory."""
     return _CHUNK_BYTES.get(device.type, 64 << 20)
 
 
@@ -293,12 +327,12 @@ class Jacobians:
     ----------
     model : Model
         The network.
-    mean : Tensor
-        Flat parameters [M, P].
-    subset : sequence of str
-        The names that are differentiated; the others are constants.
-    buffers : dict of Tensor
-        The buffers of each member; BatchNorm uses its running statistics.
+    mean : Tensor of shape [M, P]
+        Flat parameters.
+    subset : tuple of str
+        The names of the parameters in J. The others are constants.
+    buffers : dict of str to Tensor, optional
+        The buffers of each member. BatchNorm uses its running statistics.
     """
 
     def __init__(
@@ -320,8 +354,17 @@ class Jacobians:
         return "rows" in known(self.model).refused
 
     def chunks(self, rows: int, draws: int = 0, kept: bool = True) -> Iterator[slice]:
-        """Blocks of rows with a Jacobian of limited size. With `draws`, blocks for so many
-        gradients of each row, which are `kept` or only summed."""
+        """Blocks of rows of limited memory.
+
+        Parameters
+        ----------
+        rows : int
+            The number of rows.
+        draws : int
+            The number of gradients per row. 0: the whole Jacobian.
+        kept : bool
+            Whether the gradients per row are kept, and not only summed. Used with `draws` only.
+        """
         like = next(iter(self.own.values()))
         if draws:
             step = self._rows_at_once(like, draws, kept)
@@ -340,7 +383,7 @@ class Jacobians:
             yield slice(start, min(start + step, rows))
 
     def chunks_along(self, rows: int, directions: int) -> Iterator[slice]:
-        """Blocks of rows for `along`: without J, activations limit their size."""
+        """Blocks of rows for `along`. If J is not formed, their size is limited by activations."""
         if directions < self.outputs and "forward" not in known(self.model).refused:
             return self.chunks(rows, 1, False)
         return self.chunks(rows)
@@ -353,7 +396,7 @@ class Jacobians:
 
     @cached_property
     def passes(self) -> Passes:
-        """Passes with hooks on all modules whose gradients are known by row."""
+        """Passes with hooks on all modules whose gradients per row can be computed."""
         from doxa.laplace.passes import Passes  # imported here: it imports this module
 
         found, rest = layers.of(self.model, self.layout.names, strict=False)
@@ -366,7 +409,7 @@ class Jacobians:
         return [name for name in self.layout.names if name not in seen]
 
     def gradients(self, x: Any, shared: bool = True) -> RowGradients:
-        """A pass of some rows, and gradients of every row for any columns."""
+        """Run a pass of some rows, from which gradients per row are computed for any columns."""
         return RowGradients(self, x, shared)
 
     def member(self, k: int) -> Jacobians:
@@ -378,7 +421,7 @@ class Jacobians:
         return own
 
     def __call__(self, x: Any, shared: bool = True) -> tuple[Tensor, Tensor]:
-        """f [M, B, O] and J [M, B, O, p]; x has a member axis unless it is shared."""
+        """f [M, B, O] and J [M, B, O, p]. With `shared=False`, x has a leading member axis."""
         if "jacobian" not in known(self.model).refused:
             try:
                 return self._vectorised(x, shared)
@@ -391,7 +434,8 @@ class Jacobians:
         return made.f, made.rows(eye.expand(*made.f.shape[:2], -1, -1))
 
     def _refused(self, error: Exception, x: Any, shared: bool) -> None:
-        """Without vmap, rows run together where hooks see all weights, else one at a time."""
+        """Record that J cannot be computed under vmap. Rows then run together if hooks see all
+        weights, and otherwise one at a time."""
         count = _first(x).shape[0 if shared else 1]
         plan = self.passes.plan(x, shared)
         if (plan.mode == "rows" and count > 1) or self.left(x, shared):
@@ -406,7 +450,8 @@ class Jacobians:
     def variance(
         self, x: Any, covariance: Structure, contrast: Contrast | None = None
     ) -> tuple[Tensor, Tensor]:
-        """f [K, B, O] and the variance of each output of f + Jδ, δ ~ N(0, Σ), or of contrasts."""
+        """f [K, B, O], and the variance of each output of f + Jδ with δ ~ N(0, Σ). With `contrast`,
+        the variance of the contrasts of these outputs."""
         f, j = self(x)
         return f, covariance.quad(j if contrast is None else contrast(j))
 
@@ -416,7 +461,7 @@ class Jacobians:
         return f, covariance.outer(j)
 
     def along(self, x: Any, delta: Tensor) -> tuple[Tensor, Tensor]:
-        """f [K, B, O] and Jδ for draws δ [K, S, p]: [K, S, B, O]."""
+        """f [K, B, O], and Jδ [K, S, B, O] for draws δ [K, S, p]."""
         pushed = self.pushed(x, delta)
         if pushed is not None:
             return pushed
@@ -424,9 +469,9 @@ class Jacobians:
         return f, torch.einsum("kbop,ksp->ksbo", j, delta)
 
     def pushed(self, x: Any, delta: Tensor) -> tuple[Tensor, Tensor] | None:
-        """The same from the features of a last layer, or by forward-mode derivatives, one for each
-        direction. None where there are more directions than outputs and J is cheap, or where an
-        operation has no such derivative."""
+        """As `along`, but without J: from the features of a last layer, or by one forward-mode
+        derivative per direction. None if J is cheaper, because there are at least as many
+        directions as outputs, or if an operation has no forward-mode derivative."""
         seen = known(self.model).refused
         few = delta.shape[1] < self.outputs
         head = Head.of(self, x) if few or "jacobian" in seen else None
@@ -454,8 +499,8 @@ class Jacobians:
         return torch.stack(values), torch.stack(pushed)
 
     def pulled(self, names: list[str], x: Any, shared: bool, columns: Tensor) -> Params:
-        """Gradients of vᵀf for the named weights and every row, through the whole network:
-        {name: [M, R, B, size]} for columns v of [M, B, O, R]."""
+        """Gradients of vᵀf per row for the named weights, {name: [M, R, B, size]}, for columns v of
+        [M, B, O, R]. They are computed through the whole network, without hooks."""
         own = {name: self.own[name] for name in names}
         rest = self.rest | {k: v for k, v in self.own.items() if k not in own}
 
@@ -492,7 +537,8 @@ class Jacobians:
         return {k: v.transpose(1, 2) for k, v in stacked.items()}
 
     def _row(self, own: Params, rest: Params, buffers: Params, x: Any) -> tuple[Tensor, Tensor]:
-        """One member at one row: f [O], twice, because jacrev returns only its auxiliary value."""
+        """f [O] of one member at one row, twice: jacrev differentiates the first and returns the
+        second."""
         row = tree_map(lambda t: t.unsqueeze(0), x)
         f = flatten_outputs(self.model.forward({**rest, **own}, row, buffers=buffers), 0)[0]
         return f, f
@@ -526,8 +572,8 @@ class Jacobians:
 
 
 class RowGradients:
-    """A pass of some rows: f [M, B, O], and for columns v of [M, B, O, R] the gradients of vᵀf of
-    every row."""
+    """A pass of some rows: f [M, B, O], and the gradients of vᵀf per row for columns v of
+    [M, B, O, R]."""
 
     def __init__(self, source: Jacobians, x: Any, shared: bool) -> None:
         self.source, self.x, self.shared = source, x, shared
@@ -536,19 +582,20 @@ class RowGradients:
         self.names = source.left(x, shared)
 
     def rows(self, columns: Tensor, names: Sequence[str] | None = None) -> Tensor:
-        """[M, B, R, p]; with `names`, for these weights, none of which has Kronecker factors."""
+        """The gradients per row, [M, B, R, p]. With `names`, only those of these weights, none of
+        which may have Kronecker factors."""
         found = dict(self.made.slopes(columns, names is None)) | self._left(columns)
         wanted = self.source.layout.names if names is None else names
         return torch.cat([found[name] for name in wanted], -1).transpose(1, 2)
 
     def total(self, columns: Tensor) -> Tensor:
-        """The sum over rows, [M, R, p], in float64."""
+        """The gradients summed over rows, [M, R, p], in float64."""
         found = dict(self.made.totals(columns))
         found |= {name: slope.sum(2).double() for name, slope in self._left(columns).items()}
         return torch.cat([found[name] for name in self.source.layout.names], -1)
 
     def squares(self, columns: Tensor) -> Tensor:
-        """The sum of the squares over rows and columns, [M, p], in float64."""
+        """The squared gradients summed over rows and columns, [M, p], in float64."""
         most = chunk_bytes(columns.device) // 8
         found = dict(self.made.squares(columns, most))
         left = self._left(columns)
@@ -560,13 +607,13 @@ class RowGradients:
 
 
 def outputs_of(model: Model, rest: Params, buffers: Params, x: Any) -> Callable[[Params], Tensor]:
-    """One member's f [B, O] as a function of its uncertain weights."""
+    """f [B, O] of one member as a function of its uncertain weights."""
     return lambda own: flatten_outputs(model.forward({**rest, **own}, x, buffers=buffers), 0)
 
 
 def _without_padding(model: Model, moved: Params) -> Params:
-    """Directions of embeddings that are zero at the padding, whose vector has no gradient, but a
-    forward-mode derivative."""
+    """The directions of embeddings, set to zero at the padding token. Backward passes give its
+    vector no gradient, but forward-mode derivatives do not exclude it."""
     names = {id(p): name for name, p in model.net.named_parameters()}
     new: Params = {}
     for module in model.net.modules():
@@ -600,10 +647,26 @@ def _first(tree: Any) -> Tensor:
 def gauss_newton(
     jacobian: Tensor, curvature: Tensor, weight: Tensor | None, diagonal: bool
 ) -> Tensor:
-    """Σ_b w_b J_bᵀ C_b J_b: [M, p, p], or its diagonal [M, p], in float64.
+    """Σ_b w_b J_bᵀ C_b J_b over the rows of a batch.
 
-    The product is computed in float64 for any dtype of the network: rounded Jacobians still give a
+    The product is computed in float64 for any dtype of the network. Rounded Jacobians still give a
     positive semi-definite matrix, but rounded products may not.
+
+    Parameters
+    ----------
+    jacobian : Tensor of shape [M, B, O, p]
+        J.
+    curvature : Tensor of shape [M, B, O, O]
+        C.
+    weight : Tensor or None
+        The weights w of the rows.
+    diagonal : bool
+        Whether only the diagonal is computed.
+
+    Returns
+    -------
+    Tensor of shape [M, p, p] or [M, p]
+        The matrix or its diagonal, in float64.
     """
     j = jacobian.double()  # [M, B, O, p]
     cj = curvature.double() @ j

@@ -1,23 +1,25 @@
-"""Layers whose curvature has Kronecker factors, and how a weight's gradient is made in them.
+"""Layers whose curvature has Kronecker factors, and the gradients of their weights per row.
 
-At each position t of a row (a pixel of a convolution, a token of a sequence, each call of a layer
-that is called again) a layer maps an input a_t to z_t = W a_t + b, so that
+A layer maps an input a_t to z_t = W a_t + b at each position t of a row. Positions are the pixels
+of a convolution, the tokens of a sequence, or the calls of a layer that is called several times.
+The gradients are
 
     ∂f/∂W = Σ_t g_t a_tᵀ,    ∂f/∂b = Σ_t g_t,    g_t = ∂f/∂z_t
 
-A convolution's a_t is the patch under its window, unfolded (Grosse & Martens 2016); an embedding's
-weight is transposed, and its a_t the unit vector of a token, kept as a number.
+For a convolution, a_t is the unfolded patch under its window (Grosse & Martens 2016). For an
+embedding, W is the transposed weight, and a_t is the unit vector of a token, stored as the number
+of the token.
 
-Other modules without children, such as norm layers and transposed convolutions, have no factors. A
-row's gradient of their parameters is the vector–Jacobian product of the module alone, at its input
-and the gradient at its output (`Leaf`). Both are recorded by `passes.py`.
+Other modules without children, such as norm layers and transposed convolutions, have no factors
+(`Leaf`). The gradient of their parameters per row is a vector–Jacobian product of the module alone.
+It needs the input of the module and the gradient at its output, which `passes.py` records.
 
-`Head` is a last layer whose output is that of the network, f = W a(x) + b, so that
+`Head` is a last layer whose output is the output of the network, f = W a(x) + b. Its Jacobian gives
 
     (Jδ)(x) = δW a(x) + δb,    Jᵀv = (v aᵀ, v)
 
-The features a are computed once for some rows; products with J then need no pass of the network,
-whichever it is. J itself, which has outputs × weights numbers for each row, is never formed.
+The features a are computed once for given rows. Products with J then need no further pass of the
+network. J itself, with outputs × weights numbers per row, is never formed.
 """
 
 from __future__ import annotations
@@ -43,15 +45,23 @@ if TYPE_CHECKING:
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _FACTORED: tuple[type[nn.Module], ...] = (nn.Linear, *_CONVOLUTIONS, nn.Embedding)
-_LEFT = 0.1  # largest share of weights without factors, such as scales and shifts
+_LEFT = 0.1  # largest share of weights without factors for which `factored` is true
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One weight and bias; it has several paths where modules share them.
+    """A layer with Kronecker factors: one weight and its bias.
 
-    weight, bias: their names; None where they are not uncertain, or where there is no bias.
-    inputs, outputs: the sizes of a_t and z_t; for an embedding, of the dictionary and of a vector.
+    Parameters
+    ----------
+    module : Module
+        The first module with this weight and bias.
+    weight, bias : str or None
+        Their names in the network. None if they are not uncertain, or if there is no bias.
+    inputs, outputs : int
+        The sizes of a_t and z_t. For an embedding, the number of tokens and the size of a vector.
+    paths : list of str
+        The paths of the module in the network. There are several if modules share the weight.
     """
 
     module: Any
@@ -88,8 +98,8 @@ class Layer:
         return self.embeds or _is_conv1d(self.module)
 
     def positions(self, a: Tensor, lead: int) -> Tensor:
-        """The layer's inputs [*lead, *a] as a_t, [*lead, T, inputs]; tokens [*lead, T] for an
-        embedding."""
+        """Reshape inputs of the layer, [*lead, *a], to a_t, [*lead, T, inputs]; for an embedding,
+        to tokens [*lead, T]. `lead` is the number of leading axes."""
         shape = a.shape[:lead]
         if self.embeds:
             return a.reshape(*shape, -1)
@@ -99,8 +109,7 @@ class Layer:
         return a.reshape(*shape, -1, self.inputs)
 
     def gradients(self, g: Tensor, lead: int) -> Tensor:
-        """Gradients with respect to the layer's output, [*lead, *z], as g_t: [*lead, T,
-        outputs]."""
+        """Reshape gradients at the layer's output, [*lead, *z], to g_t, [*lead, T, outputs]."""
         if self.convolves:
             pixels = len(self.module.kernel_size)
             g = g.reshape(*g.shape[:lead], -1, *g.shape[-pixels - 1 :]).flatten(-pixels)
@@ -110,8 +119,8 @@ class Layer:
         return g.reshape(*g.shape[:lead], -1, self.outputs)
 
     def slopes(self, g: Tensor, a: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """The name and the gradient of each parameter for every row, [M, R, B, size], from
-        g [M, R, B, T, outputs] and a [M, B, T, inputs]."""
+        """The name of each parameter and its gradient per row, [M, R, B, size], from the gradients
+        g [M, R, B, T, outputs] and the inputs a [M, B, T, inputs]."""
         if self.bias is not None:
             yield self.bias, g.sum(3)
         if self.weight is None:
@@ -125,7 +134,7 @@ class Layer:
             yield self.weight, (slope.mT if self.transposed else slope).flatten(3)
 
     def total(self, g: Tensor, a: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """The same, summed over rows: [M, R, size], in float64."""
+        """As `slopes`, but summed over rows: [M, R, size], in float64."""
         if self.bias is not None:
             yield self.bias, g.sum((2, 3)).double()
         if self.weight is None:
@@ -135,15 +144,15 @@ class Layer:
             total = g.new_zeros(*g.shape[:2], self.inputs, self.outputs)
             yield self.weight, total.scatter_add(2, tokens, g.flatten(2, 3)).flatten(2).double()
             return
-        if g.shape[3] > g.shape[4]:  # many positions: row by row, without a copy
+        if g.shape[3] > g.shape[4]:  # many positions: a product per row, which copies nothing
             slope = (g.mT @ a[:, None]).sum(2)
         else:
             slope = g.flatten(2, 3).mT @ a.flatten(1, 2)[:, None]
         yield self.weight, (slope.mT if self.transposed else slope).flatten(2).double()
 
     def squares(self, g: Tensor, a: Tensor, most: int) -> Iterator[tuple[str, Tensor]]:
-        """The same, squared and summed over rows and over R: [M, size], in float64. `most` limits
-        the numbers of a block."""
+        """As `slopes`, but squared and summed over rows and over R: [M, size], in float64. Rows are
+        computed in blocks of at most `most` numbers."""
         if self.bias is not None:
             yield self.bias, g.sum(3).square().sum((1, 2)).double()
         if self.weight is None:
@@ -156,7 +165,7 @@ class Layer:
             place = a.flatten(1)[..., None].expand_as(each)
             yield self.weight, total.scatter_add(1, place, each).flatten(1).double()
             return
-        if g.shape[3] == 1:  # an outer product, whose square is that of the squares
+        if g.shape[3] == 1:  # one position: the square of g aᵀ is the product of the squares
             found = g[..., 0, :].square().sum(1).mT @ a[..., 0, :].square()  # [M, out, in]
         else:
             rows = max(1, most // (g[:, :, 0, 0].numel() * self.inputs))
@@ -168,9 +177,16 @@ class Layer:
 
 @dataclass(frozen=True)
 class Leaf:
-    """A module without factors and without children, of one tensor, and its uncertain parameters.
+    """A module without factors and without children, whose input is one tensor.
 
-    names: {leaf name: name in the network}.
+    Parameters
+    ----------
+    module : Module
+        The module.
+    names : dict of str to str
+        Its uncertain parameters: {name in the module: name in the network}.
+    paths : list of str
+        The path of the module in the network.
     """
 
     module: Any
@@ -184,11 +200,17 @@ class Leaf:
     def slopes(
         self, g: Tensor, a: Tensor, params: Params, buffers: Mapping[str, Tensor]
     ) -> Iterator[tuple[str, Tensor]]:
-        """The name and the gradient of each parameter for every row, [M, R, B, size].
+        """The name of each parameter and its gradient per row, [M, R, B, size].
 
-        a: the inputs, [M, B, *a], and g: the gradients at the outputs, [R, M, B, *z].
-        params, buffers: those of the network, [M, ...]; buffers that members share are the
-        module's.
+        Parameters
+        ----------
+        g : Tensor of shape [R, M, B, *z]
+            The gradients at the output of the module.
+        a : Tensor of shape [M, B, *a]
+            The inputs of the module.
+        params, buffers : dict of str to Tensor
+            The parameters and buffers of the network, [M, ...]. A buffer that is not in `buffers`
+            is taken from the module, and is the same for all members.
         """
         prefix = f"{self.paths[0]}." if self.paths[0] else ""
         own = {leaf: params[name] for leaf, name in self.names.items()}
@@ -210,7 +232,8 @@ class Leaf:
 
 
 def unfold(module: Any, a: Tensor) -> Tensor:
-    """Patches of a convolution's input [..., C, *pixels] as [T, C · window], in any dimension."""
+    """The patches of a convolution's input [..., C, *pixels], as [T, C · window]. The convolution
+    may have one, two or three dimensions."""
     sizes, strides, gaps = module.kernel_size, module.stride, module.dilation
     count = len(sizes)
     a = a.reshape(-1, *a.shape[-count - 1 :])
@@ -225,7 +248,7 @@ def unfold(module: Any, a: Tensor) -> Tensor:
 
 
 def _is_conv1d(module: nn.Module) -> bool:
-    """Whether it is the linear layer of GPT-2, in transformers."""
+    """Whether a module is `Conv1D` of transformers, the linear layer of GPT-2."""
     kind = type(module)
     return kind.__name__ == "Conv1D" and kind.__module__ == "transformers.pytorch_utils"
 
@@ -233,11 +256,24 @@ def _is_conv1d(module: nn.Module) -> bool:
 def of(
     model: Model, names: Sequence[str], strict: bool = True
 ) -> tuple[list[Layer], tuple[str, ...]]:
-    """The layers of the named weights, and the names of the weights without Kronecker factors.
+    """Find the layers with Kronecker factors.
 
     Weights without factors are scales and shifts of norm layers, parameters of user-defined
-    modules, grouped convolutions, and weights that layers of different kinds share. Any other layer
-    of torch with weight matrices is an error if `strict`.
+    modules, weights of grouped convolutions, and weights that layers of different kinds share.
+
+    Parameters
+    ----------
+    model : Model
+        The network.
+    names : sequence of str
+        The names of the uncertain weights.
+    strict : bool
+        Raise an error for any other layer of torch whose weight matrices have no factors.
+
+    Returns
+    -------
+    tuple of (list of Layer, tuple of str)
+        The layers, and the names of the weights without factors.
     """
     called = {id(p): name for name, p in model.net.named_parameters()}
     wanted = set(names)
@@ -261,7 +297,8 @@ def of(
 
 
 def factored(model: Model, names: Sequence[str]) -> bool:
-    """Whether at least 90 % of the named weights have factors, all in layers that are called."""
+    """Whether at least 90 % of the named weights have Kronecker factors, and all layers with
+    factors are called in a forward pass."""
     try:
         found, rest = of(model, names)
     except MethodError:
@@ -292,7 +329,7 @@ _SEVERAL = (nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase, nn.Bilinear, nn.E
 
 
 def leaves(model: Model, names: Sequence[str]) -> list[Leaf]:
-    """The modules without children and of one argument that own some of the named parameters."""
+    """The modules without children that take one argument and have some of the named parameters."""
     called = {id(p): name for name, p in model.net.named_parameters()}
     wanted = set(names)
     found: dict[str, Leaf] = {}
@@ -306,7 +343,7 @@ def leaves(model: Model, names: Sequence[str]) -> list[Leaf]:
         if own and single and not list(module.children()):
             leaf = Leaf(module, own, [path])
             found[leaf.key] = leaf
-    # none with parameters that another module has, too
+    # without modules that share a parameter with another module
     return [
         leaf
         for leaf in found.values()
@@ -349,10 +386,18 @@ def _names_of(path: str, module: nn.Module) -> list[str]:
 
 @dataclass(frozen=True)
 class Head:
-    """The features of some rows.
+    """A last layer, with its features at some rows.
 
-    f: the outputs, [M, B, O].
-    features: the input of the layer, [M, B, inputs].
+    Parameters
+    ----------
+    layer : Layer
+        The last layer.
+    layout : Layout
+        The layout of its weights.
+    f : Tensor of shape [M, B, O]
+        The outputs of the network.
+    features : Tensor of shape [M, B, inputs]
+        The inputs of the layer.
     """
 
     layer: Layer
@@ -362,8 +407,8 @@ class Head:
 
     @classmethod
     def of(cls, source: Jacobians, x: Any, shared: bool = True) -> Head | None:
-        """None where other weights are uncertain too, or something follows the layer. Rows are run
-        in blocks."""
+        """Compute the features at rows x, in blocks of rows. None if weights of other layers are
+        uncertain too, or if the output of the layer is not that of the network."""
         found = source.passes.by_key
         if len(found) != 1 or len(source.passes.hooked) != 1:
             return None
@@ -386,7 +431,7 @@ class Head:
         weights = source.own | {k: v for k, v in source.rest.items() if k not in source.own}
         z = head.pushed({k: v.unsqueeze(1) for k, v in source.own.items()})[:, 0]
         bias = layer.module.bias
-        if bias is not None and layer.bias is None:  # a bias that is no parameter of the subset
+        if bias is not None and layer.bias is None:  # the bias is not among the uncertain weights
             names = {id(p): name for name, p in source.model.net.named_parameters()}
             z = z + weights.get(names.get(id(bias), ""), bias.detach()[None]).unsqueeze(1)
         scale = float(f.abs().max()) + float(z.abs().max())
@@ -394,7 +439,7 @@ class Head:
         return head if float((z - f).abs().max()) <= limit * scale else None
 
     def pushed(self, moved: Params) -> Tensor:
-        """Jδ for named directions [M, S, ...]: [M, S, B, O]."""
+        """Jδ, [M, S, B, O], for directions δ given as tensors [M, S, ...] by name."""
         assert self.layer.weight is not None
         weight = moved[self.layer.weight].to(self.features.dtype)
         weight = weight.mT if self.layer.transposed else weight  # [M, S, out, in]
@@ -404,11 +449,11 @@ class Head:
         return found
 
     def along(self, delta: Tensor) -> Tensor:
-        """Jδ for δ [M, S, p]: [M, S, B, O]."""
+        """Jδ, [M, S, B, O], for flat directions δ [M, S, p]."""
         return self.pushed(self.layout.unflatten(delta))
 
     def back(self, pulls: Tensor) -> Tensor:
-        """Σ_b J_bᵀ v_b for v [M, B, O]: [M, p]."""
+        """Σ_b J_bᵀ v_b, [M, p], for v [M, B, O]."""
         assert self.layer.weight is not None
         pulls = pulls.to(self.features.dtype)
         weight = pulls.mT @ self.features

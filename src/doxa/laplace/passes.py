@@ -1,23 +1,25 @@
-"""Forward passes with hooks on the layers, and the gradients of every row that they give.
+"""Per-row gradients from forward passes with hooks on the layers.
 
-A zero is added to the output z of every layer; the gradient of vᵀf with respect to this zero is g,
-for all rows from one backward pass, because the output of a row depends on no other row. With the
-recorded inputs a, g gives every row's gradient of the weights (`layers.py`).
+A zero is added to the output z of every layer. The gradient of vᵀf with respect to this zero is
+g = ∂(vᵀf)/∂z. One backward pass gives g for all rows, because the output of a row depends on no
+other row. The gradients of the weights per row follow from g and the recorded inputs a of the layer
+(`layers.py`).
 
-Rows are run in one of three ways, which `Plan` records; a later one is used where those before it
-are not possible:
+Rows are run in one of three ways, called modes. The first mode that works is used, and `Plan`
+records it:
 
-batch: together, as in training. The axis of the rows in the tensors of each layer, which may hold
-    several positions of a row too ([B·T, d]), is found by a comparison of two rows that run
-    together with the same rows that run alone. That comparison also shows whether rows are
-    independent. Tensors that are the same for all rows (an embedding of the positions) are repeated
-    for each row.
-vmap: by `torch.func.vmap`, so that each layer receives one row, in any layout of axes.
+batch: all rows together, as in training. Each layer has an axis of rows in its input and output.
+    This axis may also hold the positions of each row ([B·T, d]). To find it, two rows are run
+    together, and the results are compared with those of the same rows alone. This also shows
+    whether rows are independent. A tensor that is the same for all rows, such as an embedding of
+    positions, is repeated for each row.
+vmap: by `torch.func.vmap`. Each layer receives one row, so any layout of axes is possible.
 rows: one row at a time. A message states the number of passes.
 
-The gradients of the two rows are also compared with those of autograd. A weight that a layer does
-not use alone (tied to another one, read without a call of its layer) fails, and is left to
-`Jacobians`. Plans are kept for each network, so that nothing is tried, or said, twice.
+The gradients of the two rows are also compared with those of autograd. They differ if a weight is
+used outside its layer: if it is tied to another weight, or read without a call of the layer.
+`Jacobians` then computes the gradient of this weight through the whole network. Plans are cached
+for each network, so that each mode is tried, and each message logged, only once.
 """
 
 from __future__ import annotations
@@ -49,11 +51,16 @@ Hooked = Layer | Leaf
 
 @dataclass(frozen=True)
 class Place:
-    """The rows in a tensor of a batch.
+    """Where the rows are in a tensor of a batch.
 
-    axis: their axis; None where the tensor is the same for all rows.
-    each: the entries of that axis per row.
-    outer: whether the entries of a row are adjacent.
+    Parameters
+    ----------
+    axis : int or None
+        The axis of the rows. None if the tensor is the same for all rows.
+    each : int
+        The number of entries on that axis per row.
+    outer : bool
+        Whether the entries of one row are adjacent.
     """
 
     axis: int | None
@@ -61,7 +68,8 @@ class Place:
     outer: bool = True
 
     def rows(self, t: Tensor, count: int, lead: int) -> Tensor:
-        """[*lead, *batched] to [*lead, count, *one], with the shape of a batch of one row."""
+        """Give the rows an axis of their own: from [*lead, *batched] to [*lead, count, *one].
+        `one` is the shape of the tensor in a batch of one row."""
         if self.axis is None:
             return t.unsqueeze(lead).expand(*t.shape[:lead], count, *t.shape[lead:])
         axis = lead + self.axis
@@ -70,13 +78,13 @@ class Place:
         return t.unflatten(axis, (self.each, count)).movedim(axis + 1, lead)
 
     def batched(self, one: Sequence[int], count: int) -> tuple[int, ...]:
-        """The shape for a batch, from that of one row."""
+        """The shape of the tensor in a batch of `count` rows, from that in a batch of one row."""
         if self.axis is None:
             return (count, *(one[1:] if one and one[0] == 1 else one))
         return (*one[: self.axis], count * self.each, *one[self.axis + 1 :])
 
     def gradient(self, g: Tensor, count: int, lead: int, one: Sequence[int]) -> Tensor:
-        """As `rows`, for a gradient in the shape `batched`."""
+        """As `rows`, for a gradient of the shape that `batched` returns."""
         if self.axis is None:
             return g.reshape(*g.shape[:lead], count, *one)
         return self.rows(g, count, lead)
@@ -84,8 +92,17 @@ class Place:
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a layer: the places of the rows in its input and output, and the shape of its
-    output for a batch of one row."""
+    """One call of a layer.
+
+    Parameters
+    ----------
+    layer : Layer or Leaf
+        The layer.
+    given, made : Place
+        Where the rows are in its input and in its output.
+    shape : tuple of int
+        The shape of its output for a batch of one row.
+    """
 
     layer: Hooked
     given: Place
@@ -97,10 +114,18 @@ class Call:
 class Plan:
     """How a network runs rows of one shape.
 
-    mode: "batch", "vmap" or "rows".
-    calls: the calls of layers, in order.
-    missed: the keys of layers whose gradient is not that of their weights.
-    members, columns: whether members, and the columns of a gradient, run together, under vmap.
+    Parameters
+    ----------
+    mode : str
+        "batch", "vmap" or "rows".
+    calls : list of Call
+        The calls of layers, in the order of the pass.
+    missed : frozenset of str
+        The keys of layers whose gradients differ from those of autograd.
+    members : bool
+        Whether all members run together under vmap.
+    columns : bool
+        Whether all columns v run together under vmap.
     """
 
     mode: str
@@ -111,7 +136,15 @@ class Plan:
 
 
 class Pass:
-    """The result of one forward pass: some rows of all members. f: the outputs, [M, B, O]."""
+    """The result of one forward pass at some rows, for all members.
+
+    Attributes
+    ----------
+    f : Tensor of shape [M, B, O]
+        The outputs.
+    keys : list of str
+        The keys of the layers with factors.
+    """
 
     def __init__(
         self, plan: Plan, f: Tensor, given: list[Tensor], zeros: list[Tensor], source: Passes
@@ -127,7 +160,7 @@ class Pass:
         return list(dict.fromkeys(layer.key for layer in own))
 
     def positions(self, key: str) -> Tensor:
-        """a_t of a layer, [M, B, T, inputs]; tokens [M, B, T] for an embedding."""
+        """The inputs a_t of a layer, [M, B, T, inputs]; for an embedding, its tokens [M, B, T]."""
         pairs = zip(self._plan.calls, self._given, strict=True)
         return _joined(
             [
@@ -139,12 +172,13 @@ class Pass:
         )
 
     def gradients(self, columns: Tensor) -> dict[str, Tensor]:
-        """g_t of every layer for each column v of [M, B, O, R]: {key: [M, R, B, T, out]}."""
+        """The gradients g_t of every layer with factors, {key: [M, R, B, T, out]}, for the columns
+        v of [M, B, O, R]."""
         return self._grouped(self._pulled(columns))
 
     def slopes(self, columns: Tensor, factored: bool = True) -> Iterator[tuple[str, Tensor]]:
-        """Name and gradient of each hooked parameter for every row, [M, R, B, size]; without
-        `factored`, only of modules that have no factors."""
+        """The name of each hooked parameter and its gradient per row, [M, R, B, size]. With
+        `factored=False`, only parameters of modules without factors."""
         pulled = self._pulled(columns)
         for layer, g in self._layers(pulled) if factored else ():
             yield from layer.slopes(g, self.positions(layer.key))
@@ -153,7 +187,8 @@ class Pass:
     def totals(
         self, columns: Tensor, layers: bool = True, leaves: bool = True
     ) -> Iterator[tuple[str, Tensor]]:
-        """The same, summed over rows: [M, R, size], in float64."""
+        """The name of each hooked parameter and its gradient summed over rows, [M, R, size], in
+        float64."""
         pulled = self._pulled(columns)
         for layer, g in self._layers(pulled) if layers else ():
             yield from layer.total(g, self.positions(layer.key))
@@ -161,8 +196,8 @@ class Pass:
             yield name, slope.sum(2).double()
 
     def squares(self, columns: Tensor, most: int) -> Iterator[tuple[str, Tensor]]:
-        """The same, squared and summed over rows and columns: [M, size], in float64; `most` limits
-        the numbers that are held at once."""
+        """The name of each hooked parameter and its squared gradients, summed over rows and
+        columns: [M, size], in float64. At most `most` numbers are held at once."""
         pulled = self._pulled(columns)
         for layer, g in self._layers(pulled):
             yield from layer.squares(g, self.positions(layer.key), most)
@@ -231,28 +266,28 @@ class Pass:
 
 @dataclass
 class _Record:
-    """What the hooks see in one pass: the layer, its input and its output of each call. `zeros` are
-    added to the outputs; None: inputs and outputs are copied."""
+    """What the hooks record in one pass: layer, input and output of each call. `zeros` are added to
+    the outputs. If they are None, copies of inputs and outputs are recorded."""
 
     seen: list[tuple[Hooked, Tensor, Tensor]] = field(default_factory=list)
     zeros: Iterator[Tensor] | None = None
 
 
 class Passes:
-    """A network at given weights, with hooks on its layers.
+    """A network at given weights, with hooks on its layers. A call runs some rows.
 
     Parameters
     ----------
     model : Model
         The network.
-    params : dict of Tensor
+    params : dict of str to Tensor
         Its weights, each [M, ...].
-    buffers : dict of Tensor
+    buffers : dict of str to Tensor
         The buffers of each member.
-    layers : list of Layer
-        The layers whose inputs and gradients are recorded.
-    leaves : list of Leaf
-        Modules without factors, whose inputs and gradients are recorded, too.
+    layers : sequence of Layer
+        Layers with Kronecker factors, whose inputs and gradients are recorded.
+    leaves : sequence of Leaf
+        Modules without factors, whose inputs and gradients are also recorded.
     """
 
     def __init__(
@@ -270,7 +305,7 @@ class Passes:
         self._record = _Record()
 
     def plan(self, x: Any, shared: bool = True) -> Plan:
-        """How rows like these are run."""
+        """The cached plan for rows of this shape, made at the first call."""
         rows = x if shared else tree_map(lambda t: t[0], x)
         shapes = tuple((t.shape[1:], t.dtype) for t in tree_flatten(rows)[0])
         several = len(tree_flatten(rows)[0][0]) > 1
@@ -281,12 +316,12 @@ class Passes:
         return plans[key]
 
     def keys(self, x: Any, shared: bool = True) -> set[str]:
-        """The keys of the layers that are called, and whose gradients are those of autograd."""
+        """The keys of the layers that are called and whose gradients agree with autograd."""
         plan = self.plan(x, shared)
         return {call.layer.key for call in plan.calls} - plan.missed
 
     def names(self, x: Any, shared: bool = True) -> set[str]:
-        """The names of the weights whose gradients are known by row."""
+        """The names of the weights whose gradients per row can be computed with hooks."""
         called = self.keys(x, shared)
         return {
             name
@@ -296,7 +331,7 @@ class Passes:
         }
 
     def __call__(self, x: Any, shared: bool = True) -> Pass:
-        """Run some rows; x has a member axis unless it is shared."""
+        """Run some rows of inputs x. With `shared=False`, x has a leading member axis."""
         plan = self.plan(x, shared)
         with torch.enable_grad():
             if plan.mode == "batch":
@@ -312,7 +347,7 @@ class Passes:
             return self._one(plan, x, shared)
 
     def _planned(self, rows: Any) -> Plan:
-        """The plan, from the first row and a row that differs from it."""
+        """Make a plan from the first row and another one that differs from it."""
         one = lambda b: tree_map(lambda t: t[b : b + 1], rows)  # noqa: E731
         count = len(tree_flatten(rows)[0][0])
         alone = self._probe(one(0))
@@ -328,7 +363,7 @@ class Passes:
         return plan
 
     def _compared(self, rows: Any, one: Any, alone: _Probe, other: int) -> Plan | None:
-        """A plan for batches; None where two rows together differ from the same rows alone."""
+        """A plan of mode "batch". None if two rows together differ from the same rows alone."""
         try:
             pair = tree_map(lambda t: t[[0, other]], rows)
             both, second = self._probe(pair), self._probe(one(other))
@@ -347,12 +382,12 @@ class Passes:
             with torch.enable_grad():
                 found = self._select(0)._batch(plan, pair, True).f[0]
             return plan if _close(found, both.f) else None
-        except Exception as error:  # whatever the network raises for two rows
+        except Exception as error:  # the user's network may raise anything for two rows
             log.debug("curvature: rows do not run together: %s", error)
             return None
 
     def _select(self, m: int) -> Passes:
-        """Those of one member."""
+        """The passes of member m alone."""
         own = copy.copy(self)
         own.members = 1
         own.params, own.buffers = (
@@ -361,14 +396,14 @@ class Passes:
         return own
 
     def _probe(self, rows: Any) -> _Probe:
-        """f of the first member at some rows, and the layer, input and output of each call."""
+        """Run some rows of the first member: f, and layer, input and output of each call."""
         params, buffers = ({k: v[0] for k, v in t.items()} for t in (self.params, self.buffers))
         with torch.no_grad(), self._watched(None):
             f = flatten_outputs(self.model.forward(params, rows, buffers=buffers), 0)
         return _Probe(f, self._record.seen)
 
     def _missed(self, plan: Plan, rows: Any) -> frozenset[str]:
-        """The layers whose gradients at some rows, summed, are not those of autograd."""
+        """The keys of the layers whose gradients, summed over some rows, differ from autograd."""
         first = self._select(0)
         params = {k: v[0].detach().clone().requires_grad_() for k, v in first.params.items()}
         buffers = {k: v[0] for k, v in first.buffers.items()}
@@ -380,12 +415,12 @@ class Passes:
             made = run(plan, rows, True)
         expected = {k: g for k, g in zip(params, exact, strict=True) if g is not None}
         size = max((float(g.abs().max()) for g in expected.values() if g.numel()), default=0.0)
-        floor = 0.02 * _CLOSE.get(f.dtype, 5e-2) * size  # of sums that cancel
+        floor = 0.02 * _CLOSE.get(f.dtype, 5e-2) * size  # absolute tolerance, for sums that cancel
         columns = column.reshape(1, *f.shape, 1)
         found = dict(made.totals(columns, leaves=False))
         try:
             found |= dict(made.totals(columns, layers=False))
-        except Exception as error:  # a module that does not run alone
+        except Exception as error:  # the user's module may raise anything when it runs alone
             log.debug("curvature: a module does not run alone: %s", error)
         wrong = set()
         for layer in self.hooked:
@@ -424,7 +459,7 @@ class Passes:
         return Pass(plan, f, given, zeros, self)
 
     def _each(self, plan: Plan, x: Any, shared: bool, run: Any) -> Pass:
-        """Rows that are run one at a time, or under vmap."""
+        """Run rows with `run`, which runs them one at a time or under vmap."""
         like = next(iter(self.params.values()))
         lead = (self.members, tree_flatten(x)[0][0].shape[0 if shared else 1])
         zeros = [like.new_zeros((*lead, *call.shape)).requires_grad_() for call in plan.calls]
@@ -445,7 +480,7 @@ class Passes:
 
     def _vectorised(self, x: Any, shared: bool, zeros: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         rows = vmap(self._row, in_dims=(None, None, 0, 0), randomness="error")
-        if self.members == 1:  # convolutions of several members at once are grouped, and slower
+        if self.members == 1:  # vmap over members would use grouped convolutions, which are slower
             one = lambda tree: tree_map(lambda t: t[0], tree)  # noqa: E731
             own = x if shared else one(x)
             f, seen = rows(one(self.params), one(self.buffers), own, one(zeros))
@@ -470,7 +505,7 @@ class Passes:
 
     @contextmanager
     def _watched(self, zeros: Any) -> Iterator[None]:
-        """A pass with hooks, in which these zeros are added to the outputs of layers."""
+        """A context with hooks on the layers, in which `zeros` are added to their outputs."""
         self._record.seen = []
         self._record.zeros = None if zeros is None else iter(zeros)
         modules = dict(self.model.net.named_modules())
@@ -502,14 +537,15 @@ class Passes:
 
 
 class _Probe(NamedTuple):
-    """f of some rows; layer, input and output of each call."""
+    """The outputs f of some rows, and layer, input and output of each call."""
 
     f: Tensor
     seen: list[tuple[Hooked, Tensor, Tensor]]
 
 
 def _place(alone: list[Tensor], both: Tensor) -> Place | None:
-    """The place of two rows in a tensor, from the tensors of the same rows alone."""
+    """Where two rows are in the tensor `both`, from the tensors of the same rows `alone`. None if
+    no place fits, or more than one."""
     one = alone[0].shape
     stacked = torch.stack(alone)
     if both.shape == one:
@@ -524,7 +560,7 @@ def _place(alone: list[Tensor], both: Tensor) -> Place | None:
     orders = (True,) if one[axis] == 1 else (True, False)
     found = [Place(axis, one[axis], outer) for outer in orders]
     found = [place for place in found if _close(place.rows(both, 2, 0), stacked)]
-    return found[0] if len(found) == 1 else None  # both orders fit: the rows do not differ
+    return found[0] if len(found) == 1 else None  # both orders fit if the two rows are equal
 
 
 def _close(a: Tensor, b: Tensor, floor: float = 0.0) -> bool:
@@ -539,5 +575,5 @@ def _close(a: Tensor, b: Tensor, floor: float = 0.0) -> bool:
 
 
 def _joined(parts: list[Tensor], axis: int) -> Tensor:
-    """Concatenate the calls of one layer: each call adds positions t."""
+    """Concatenate the calls of one layer along the positions t."""
     return parts[0] if len(parts) == 1 else torch.cat(parts, axis)

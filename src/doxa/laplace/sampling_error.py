@@ -1,21 +1,29 @@
-"""The error of sampled curvature, and that of the evidence.
+"""Errors from sampled curvature: of the curvature itself, and of the log evidence.
 
-Ĝ is a mean of independent draws for every row, and unbiased. With g the gradient of one row and
-draw, Ĝ = Σ_i (1/k) Σ_d g_id g_idᵀ, and u = H⁻¹ ∇ log p(θ*, D) the step to the maximum, to first
-order
+Sampled curvature is an unbiased mean over k independent draws d for every row i,
+
+    Ĝ = Σ_i (1/k) Σ_d g_id g_idᵀ,
+
+where g_id is the gradient of one row and draw. H is the precision of the posterior, and
+u = H⁻¹ ∇ log p(θ*, D) is the step to the maximum. To first order in the error of Ĝ,
 
     log |Ĥ| ≈ log |H| + Σ_i (1/k) Σ_d (q_id − E q_id),            q = gᵀ H⁻¹ g
-    log p(D) ≈ … − ½ log |H| + ½ uᵀHu,  moved by −½ Σ_i (1/k) Σ_d (e_id − E e_id),   e = q + (gᵀu)²
 
-The variance is Σ_i Var(q_i)/k, or Var(e_i). It is estimated from two draws of their own, on some
-rows: (q_i1 − q_i2)²/2. To second order, the logarithm of an unbiased estimate is too small by
+and the log evidence, log p(D) ≈ … − ½ log |H| + ½ uᵀHu, changes by
+
+    −½ Σ_i (1/k) Σ_d (e_id − E e_id),                             e = q + (gᵀu)²
+
+The variance of log |Ĥ| is Σ_i Var(q_i)/k. That of the evidence is ¼ Σ_i Var(e_i)/k. Both are
+estimated on some of the rows, from two further draws per row: Var(q_i) ≈ (q_i1 − q_i2)²/2. To
+second order, log |Ĥ| is on average too small by
 
     ½ Σ_i tr(H⁻¹ Δ_i H⁻¹ Δ_i)/k,    Δ_i = (g_i1 g_i1ᵀ − g_i2 g_i2ᵀ)/√2
 
-This term is added to log |Ĥ| in the evidence, unless it is more than twice the standard error: then
-higher orders count, too (a full matrix from too few draws). The stated error of the evidence is the
-root of the sum of two squares: its standard error, and half of that term. Each form restricts Δ to
-its own entries: the diagonal, the blocks, or the factors B of the layers.
+The evidence uses log |Ĥ| plus this bias, if the bias is at most twice the standard error. A larger
+bias means that higher orders matter too, as with a full matrix from too few draws; then nothing is
+added. The stated error of the evidence is √(a² + b²), with a its standard error and b half of the
+bias. Each form of curvature restricts Δ to the entries that it stores: the diagonal, the blocks, or
+the factors B of the layers.
 """
 
 from __future__ import annotations
@@ -32,17 +40,23 @@ from doxa.laplace.forms import Shares, Sums, some_rows
 from doxa.linalg import Structure
 from doxa.method import Run, State
 
-_ROWS = 128  # rows on which it is estimated
+_ROWS = 128  # largest number of rows from which the error is estimated
 
 
 @dataclass(frozen=True)
 class SamplingError:
-    """Errors of each member, [M].
+    """Errors of each member.
 
-    log_det: the standard error of log |Ĥ|.
-    bias: how much log |Ĥ| is too small on average.
-    trace: the standard error of tr Ĝ, relative to it.
-    evidence: the stated error of the log evidence.
+    Parameters
+    ----------
+    log_det : Tensor of shape [M]
+        The standard error of log |Ĥ|.
+    bias : Tensor of shape [M]
+        The amount by which log |Ĥ| is too small on average.
+    trace : Tensor of shape [M]
+        The relative standard error of tr Ĝ.
+    evidence : Tensor of shape [M]
+        The stated error of the log evidence.
     """
 
     log_det: Tensor
@@ -52,12 +66,12 @@ class SamplingError:
 
     @property
     def added(self) -> Tensor:
-        """What is added to log |Ĥ|."""
+        """The correction that is added to log |Ĥ|: the bias, or 0 if it is not small."""
         return torch.where(self.small, self.bias, 0.0)
 
     @property
     def small(self) -> Tensor:
-        """Whether the second order is small enough that no other is needed."""
+        """Whether the bias is small enough that higher orders can be neglected."""
         return self.bias <= 2.0 * self.log_det
 
     def described(self, draws: int) -> dict[str, Any]:
@@ -70,7 +84,26 @@ class SamplingError:
 def sampling_error(
     run: Run, state: State, sums: Sums, covariance: Structure, step: Tensor
 ) -> SamplingError:
-    """The error of the sums of a state, from H⁻¹ and the step to the maximum, [M, p]."""
+    """Estimate the errors of sampled curvature.
+
+    Parameters
+    ----------
+    run : Run
+        The run, with its rows.
+    state : State
+        The state at which the curvature was sampled.
+    sums : Sums
+        The sampled curvature, with its form and its number of draws.
+    covariance : Structure
+        H⁻¹.
+    step : Tensor of shape [M, p]
+        u, the step to the maximum.
+
+    Returns
+    -------
+    SamplingError
+        The errors of each member.
+    """
     data = run.rows
     rows = replace(data, rows=[_evenly(own) for own in data.rows])
     batch = Pass(rows, run.split_of).batch(0)
@@ -83,7 +116,7 @@ def sampling_error(
         outputs = Outputs(run.likelihood, theta, part, run.net.output, "sampled", pair)
         found.append(sums.form.shares(run, state, source, outputs, covariance, step))
     all_rows = Shares(*(torch.cat(parts, 1) for parts in zip(*found, strict=True)))
-    # the root of two draws is divided by √2: these are halves of q, and quarters of squares
+    # `Outputs.root` divides two draws by √2, so the values here are q/2, and their squares q²/4
     spread = lambda each: 2.0 * (each[..., 0] - each[..., 1]).square().sum(1)  # noqa: E731
     counts = [(len(data.rows[s]), len(rows.rows[s])) for s in run.split_of]
     more = torch.tensor([whole / some for whole, some in counts]).to(step)

@@ -1,12 +1,12 @@
-"""`plan`: what a fit will take, before it runs.
+"""`plan`: the memory and the time that a fit will take, before it runs.
 
-`plan` has the arguments of `fit`. It reads and checks them as `fit` does, estimates the peak memory
-from the sizes alone, and times a gradient. No member is initialised or trained. The bytes are those
-with which `fit` decides whether it starts (`method/method.py`), so an error that refuses a fit
-shows the same numbers.
+`plan` has the arguments of `fit`, and reads and checks them in the same way. It estimates the peak
+memory from the sizes alone, and times one gradient. No member is initialised or trained. `fit`
+uses the same estimate to decide whether it starts (`method/method.py`), so an error that refuses a
+fit shows the same numbers.
 
-The seconds are those of the gradients of all steps, as a passing measurement on this machine. They
-only inform: nothing in a fit depends on them.
+The time is that of the gradients of all steps. It follows from a short measurement on this machine,
+and differs between calls. Nothing in a fit depends on it.
 """
 
 from __future__ import annotations
@@ -37,42 +37,43 @@ def __dir__() -> list[str]:
 
 @dataclass(frozen=True)
 class FitPlan:
-    """What a fit will take.
+    """The memory and the time that a fit will take.
 
     Parameters
     ----------
     method : str
         The name of the method.
     members : int
-        Networks that are computed in one fit: runs × members, or the networks that each leave out a
-        part of the rows.
+        The number of networks that are computed together: runs × members. In a cross-fit, the
+        number of networks that are each trained without a part of the rows.
     weights : int
-        Trained weights of one network, with learned noise.
+        The number of trained weights of one network, including learned noise.
     rows : int
         The largest number of rows that a member is trained on.
     steps : int
-        Steps of the training.
+        The number of training steps.
     batch_size : int
-        Rows per step.
+        The number of rows per step.
     memory : dict of str to int
-        The peak memory in bytes, by what it is for. `bytes` is the sum.
+        The peak memory in bytes, by purpose. `bytes` is the sum.
     available : int
-        Bytes that are available on the device.
+        The bytes that are available on the device.
     device : str
         The device.
     smaller : dict of str to int
-        Changes of arguments that take less memory, with the bytes that they take, the smallest
-        first.
+        Changes of arguments that take less memory, with the bytes that the fit then takes. The
+        smallest comes first.
     advice : str
-        What else the method can do.
+        What else can be changed for this method.
     parts : bool
-        Whether these networks each leave out a part of the rows; the network that is fitted to all
-        rows comes after them.
+        Whether each of these networks is trained without a part of the rows. Afterwards one network
+        is fitted to all rows.
     gradients : tuple of int, optional
-        The fewest and most gradients of all rows that a chain takes; None if `steps` says it.
+        The fewest and the most gradients over all rows that a chain computes. None if they follow
+        from `steps`.
     seconds : tuple of float, optional
-        The shortest and the longest time of all gradients. None if there is no network, or if it
-        does not fit in memory.
+        The shortest and the longest time of all gradients. None if there is no network, or if the
+        fit exceeds the available memory.
 
     Examples
     --------
@@ -105,7 +106,7 @@ class FitPlan:
 
     @property
     def fits(self) -> bool:
-        """Whether this memory is available: otherwise `fit` raises `MemoryBudgetError`."""
+        """Whether this memory is available. If it is not, `fit` raises `MemoryBudgetError`."""
         return self.bytes <= self.available
 
     def __repr__(self) -> str:
@@ -144,9 +145,9 @@ def plan(
     runs: Runs | None = None,
     **options: Unpack[FitOptions],
 ) -> FitPlan:
-    """Estimate the memory and the time of a fit, and what would make it smaller.
+    """Estimate the memory and the time of a fit, and find changes that take less memory.
 
-    Nothing is fitted. The data are read and moved to the device, as `fit` does first.
+    Nothing is fitted. The data are read and moved to the device, as at the start of `fit`.
 
     Parameters
     ----------
@@ -158,7 +159,7 @@ def plan(
     Returns
     -------
     FitPlan
-        Bytes by what they are for, seconds, and changes that take less. It prints as a table.
+        The bytes by purpose, the seconds, and changes that take less memory. It prints as a table.
 
     Examples
     --------
@@ -177,7 +178,7 @@ def _planned(arguments: Mapping[str, Any]) -> FitPlan:
     method, settings = call.method, call.settings
     variant = Variant(call.problem, settings, call.specs)
     every = [(call.ids, call.validation)]
-    if parts := call.parts:  # networks that each leave out a part, then one fit of all rows
+    if parts := call.parts:  # networks that are each trained without a part, then a fit to all rows
         every = [(list(range(parts)), "auto"), (call.ids, None)]
     sizes = [call.sized(variant, ids, validation) for ids, validation in every]
     works = [work for _, _, work in sizes]
@@ -198,7 +199,8 @@ def _planned(arguments: Mapping[str, Any]) -> FitPlan:
 def _seconds(
     call: Call, held: Data, works: list[Workload], steps: int
 ) -> tuple[float, float] | None:
-    """The time of all gradients of all members, from the fastest of two of one member."""
+    """The shortest and the longest time of all gradients of all members, from the faster of two
+    measured gradients of one member."""
     net, work = call.problem.net, works[0]
     rows = held.rows[0][: work.step_rows]
     try:
@@ -206,14 +208,14 @@ def _seconds(
         weights = net.layout.unflatten(net.given())
         leaves = {name: value.detach().clone().requires_grad_() for name, value in weights.items()}
         times = []
-        for _ in range(3):  # the first also allocates
+        for _ in range(3):  # the first also allocates memory, and is not counted
             began = perf_counter()
             value = net.log_likelihood(leaves, tree_map(_own, x), y).sum()
             torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
             if call.device.type == "cuda":
                 torch.cuda.synchronize(call.device)
             times.append(perf_counter() - began)
-    except Exception:  # the network cannot run like this; `fit` says why, if it cannot either
+    except Exception:  # the network cannot run like this; if `fit` cannot either, it says why
         return None
     per_row = min(times[1:]) / len(rows)
     members = sum(one.members for one in works) * call.method.width
@@ -229,7 +231,7 @@ def _own(x: Any) -> Any:
 
 
 def _span(seconds: float) -> str:
-    """A length of time in a readable unit."""
+    """A duration as text, in a readable unit."""
     for unit, size in (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0)):
         if seconds >= 2 * size:
             return f"{seconds / size:.3g} {unit}"

@@ -1,18 +1,18 @@
 """Language models: labels of next tokens, uncertainty per token, and generation.
 
 `next_token` and `pad` make batches (`doxa/data/tokens.py`). A posterior of a network with logits
-[N, T, C] predicts like any other: `p.probs` is [N, C, T], with the classes first, and `p.entropy`
-and `p.mutual_information` are [N, T]. They have a value at every position. What the network returns
-at padding has no meaning; `per_token` replaces it by NaN.
+[N, T, C] predicts like any other. `p.probs` is [N, C, T], with the class axis before the positions,
+and `p.entropy` and `p.mutual_information` are [N, T]. They have a value at every position, also at
+padding, where it has no meaning. `per_token` replaces values at padding by NaN.
 
-**Generation** (`generate`). The next token has the mixture of the probabilities of all draws s of
+**Generation** (`generate`). The distribution of the next token is a mixture over the draws θ_s of
 the weights, given the same tokens so far,
 
     p(t) = Σ_s w_s p(t | t_1 … t_k, θ_s),    H[p] = Σ_s w_s H[p_s] + I[t; θ]
 
-with the weights w of the posterior, which the tokens generated so far do not change. One token is
-drawn from p for all draws. All draws run at once, as in every prediction. There is no cache of keys
-and values: step k runs the network on all tokens so far.
+where w_s are the weights of the posterior. They are not updated by the tokens generated so far. One
+token is drawn from p, and is the same for all draws. All draws run at once, as in every prediction.
+There is no cache of keys and values: each step runs the network on all tokens so far.
 """
 
 from __future__ import annotations
@@ -43,37 +43,37 @@ def __dir__() -> list[str]:
 
 @dataclass(frozen=True)
 class TokenScores:
-    """Scores of the tokens of sequences, [N, T], in nats; NaN at ignored positions."""
+    """Scores per token of sequences, [N, T], in nats. They are NaN at ignored positions."""
 
     log_prob: Tensor
-    """The log-probability of the label, under the mixture of all draws at this position."""
+    """The log-probability of the label under the mixture of all draws."""
     entropy: Tensor
-    """The entropy of the prediction: expected entropy + mutual information."""
+    """The entropy of the mixture, which is the expected entropy plus the mutual information."""
     expected_entropy: Tensor
-    """The mean entropy over draws: the uncertainty that more data would not remove."""
+    """The mean entropy of the draws, or aleatoric uncertainty, which more data do not reduce."""
     mutual_information: Tensor
-    """The disagreement of the draws."""
+    """The disagreement of the draws, or epistemic uncertainty."""
     counted: Tensor
-    """True where the label is not ignored."""
+    """True at the positions that are scored, where the label is not ignored."""
 
     @property
     def tokens(self) -> int:
-        """The number of tokens that count."""
+        """The number of scored tokens."""
         return int(self.counted.sum())
 
     @property
     def nll(self) -> float:
-        """The mean of −log p over the tokens that count."""
+        """The mean of −log p over the scored tokens."""
         return float(-self.log_prob.nanmean())
 
     @property
     def perplexity(self) -> float:
-        """exp(nll)."""
+        """The perplexity, exp(nll)."""
         return math.exp(self.nll)
 
 
 def per_token(p: Predictive, y: Any, ignore_index: int | None = None) -> TokenScores:
-    """The scores of every token of labelled sequences.
+    """Score every token of labelled sequences.
 
     Parameters
     ----------
@@ -82,8 +82,8 @@ def per_token(p: Predictive, y: Any, ignore_index: int | None = None) -> TokenSc
     y : Tensor
         Labels [N, T].
     ignore_index : int, optional
-        The label of positions that do not count, such as padding. Default: that of the likelihood,
-        else −100.
+        The label of positions that are not scored, such as padding. Default: that of the
+        likelihood, or −100 if the likelihood has none.
 
     Returns
     -------
@@ -129,21 +129,22 @@ def per_token(p: Predictive, y: Any, ignore_index: int | None = None) -> TokenSc
 
 @dataclass(frozen=True)
 class Generated:
-    """Generated sequences. Rows that ended are padded on the right."""
+    """Generated sequences, one per row. Rows that ended early are padded on the right."""
 
     tokens: Tensor
-    """[N, T]: the prompt without its padding, the generated tokens, then padding."""
+    """[N, T]: the prompt without its padding, then the generated tokens, then padding."""
     lengths: Tensor
-    """[N]: the number of tokens of each row, with the prompt."""
+    """[N]: the number of tokens of each row, including its prompt."""
     prompt_lengths: Tensor
     """[N]: the number of tokens of each prompt."""
     log_prob: Tensor
     """[N, steps]: the log-probability of each generated token under the mixture of all draws,
-    before temperature and top_k; NaN after the end of a row, like the next two."""
+    before `temperature` and `top_k` are applied. It is NaN after the end of a row, as are `entropy`
+    and `mutual_information`."""
     entropy: Tensor
-    """[N, steps]: the entropy of the mixture before each generated token."""
+    """[N, steps]: the entropy of the mixture from which each token was drawn."""
     mutual_information: Tensor
-    """[N, steps]: its part that is disagreement of the draws."""
+    """[N, steps]: the part of `entropy` that is disagreement of the draws."""
 
 
 def generate(
@@ -158,9 +159,9 @@ def generate(
     pad_token: int = 0,
     seed: int | None = None,
 ) -> Generated:
-    """Continue sequences by tokens of the posterior predictive distribution.
+    """Continue sequences with tokens drawn from the posterior predictive distribution.
 
-    The network must be causal: the logits at a position may depend on earlier tokens only.
+    The network must be causal: the logits at a position must not depend on later tokens.
 
     Parameters
     ----------
@@ -170,24 +171,25 @@ def generate(
         Tokens [N, T], or a dict with "input_ids" and, where prompts are padded, "attention_mask".
         Prompts may be padded on either side, and each has at least one token.
     steps : int
-        The number of tokens that are generated at most.
+        The largest number of tokens that are generated per row.
     n : int, optional
-        The number of draws of the weights, as in `predict`. The same draws are used in all steps.
+        The number of draws of the weights, as in `predict`. All steps use the same draws.
     temperature : float, default 1.0
-        Tokens are drawn from p^(1/temperature). 0 takes the most probable token.
+        Tokens are drawn with probabilities proportional to p^(1/temperature). With 0, the most
+        probable token is taken.
     top_k : int, optional
-        Only the k most probable tokens are drawn.
+        Tokens are drawn from the k most probable ones only.
     end : int, optional
         The token that ends a row.
     pad_token : int, default 0
-        The token of padding, after the end of a row.
+        The token that fills the places after the end of a row.
     seed : int, optional
-        The seed of the tokens and of the draws. Default: the seed of the fit.
+        The seed of the tokens and of the draws of the weights. Default: the seed of the fit.
 
     Returns
     -------
     Generated
-        The tokens, with log-probability, entropy and mutual information of each generated one.
+        The tokens, and the log-probability, entropy and mutual information of each generated token.
     """
     steps = checks.whole("steps", steps)
     if not (isinstance(temperature, int | float) and 0 <= temperature < math.inf):
@@ -219,13 +221,14 @@ def generate(
 
 @dataclass(frozen=True)
 class _Prompts:
-    """Prompts on the left of a table [N, T + steps], and the other inputs of the network."""
+    """Prompts, without their padding, on the left of a table of tokens [N, T + steps], and the form
+    of the inputs that the network takes."""
 
     ids: Tensor
     lengths: Tensor
     named: bool
     masked: bool
-    whole: int | None  # a network without names takes sequences of the length of the fit only
+    whole: int | None  # the length of the fitted sequences; other lengths need named inputs
 
     @classmethod
     def read(cls, posterior: Posterior, prompt: Any, steps: int, pad_token: int) -> _Prompts:
@@ -262,7 +265,7 @@ class _Prompts:
         return cls(ids, lengths, named, masked, whole)
 
     def inputs(self, ids: Tensor, lengths: Tensor) -> Any:
-        """The inputs of the network: the tokens so far, without columns of padding only."""
+        """The inputs of the network: the tokens so far, without columns that are all padding."""
         longest = int(lengths.max())
         if not self.named:
             assert self.whole is not None
@@ -297,7 +300,8 @@ def _at(p: Predictive, place: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _draw(probs: Tensor, temperature: float, k: int | None, source: torch.Generator) -> Tensor:
-    """One token of each row, [N]: the first of equally probable ones at temperature 0."""
+    """Draw one token per row, [N]. At temperature 0 it is the most probable one; if several are
+    equally probable, the first of them."""
     uniform = torch.rand(len(probs), generator=source, dtype=torch.float64).to(probs.device)
     if temperature == 0:
         return probs.argmax(1)

@@ -1,23 +1,24 @@
 """Sequences of tokens: dicts of inputs with their labels inside, padding, and next tokens.
 
-Networks of transformers take named inputs, and their batches are dicts:
+The networks of the library transformers take named inputs. Their batches are dicts:
 
     input_ids       [N, T]     the tokens
     attention_mask  [N, T]     1 at tokens, 0 at padding
-    labels          [N]        a class of each sequence, or
-    labels          [N, T]     a class of each token; −100 is ignored
+    labels          [N]        a class per sequence, or
+    labels          [N, T]     a class per token; −100 is ignored
 
-`split_labels` divides such a dict into x, a dict without labels, and y. `pad` makes one from rows
-of different lengths. A `Dataset` or a `DataLoader` may return such dicts.
+`split_labels` divides such a dict into x, which is a dict without labels, and y. `pad` makes a
+batch from rows of different lengths. A `Dataset` or a `DataLoader` may return such dicts.
 
-**Next tokens.** The logits at position t of a causal language model are those of the token at
-t + 1. Nothing in a fit moves labels: y[:, t] is compared with the logits at t. `next_token` makes
-these labels,
+**Next tokens.** The logits of a causal language model at position t predict the token at t + 1. A
+fit does not shift labels: it compares y[:, t] with the logits at t. `next_token` therefore makes
+shifted labels,
 
     y[:, t] = ids[:, t + 1]    where both are tokens, −100 elsewhere and at the last position
 
-Labels as they are for transformers' own loss, which moves them inside the network, would train the
-network to repeat its input. `split_labels` raises an error for them.
+Labels for the loss of transformers are not shifted, because that loss shifts them inside the
+network. In a fit, they would train the network to repeat its input, so `split_labels` raises an
+error for them.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from torch.utils.data import default_collate
 
 from doxa.errors import DataError, ShapeError
 
-IGNORED = -100  # the label of what is ignored, in torch and transformers
+IGNORED = -100  # the label of ignored positions in torch and transformers
 LABELS = ("labels", "label", "label_ids")
 IDS, MASK = "input_ids", "attention_mask"
 
@@ -42,7 +43,13 @@ def labels_of(batch: Mapping[str, Any]) -> str | None:
 
 
 def split_labels(batch: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
-    """x and y of a batch with its labels inside."""
+    """Divide a batch with labels inside into x, the batch without its labels, and y.
+
+    Raises
+    ------
+    DataError
+        If the batch has no labels or no inputs, or if its labels are not shifted.
+    """
     name = labels_of(batch)
     if name is None:
         raise DataError(
@@ -63,7 +70,7 @@ def split_labels(batch: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
 
 
 def _repeat(ids: Tensor, y: Tensor) -> bool:
-    """Whether the labels are the tokens at their own positions."""
+    """Whether the labels equal the tokens at the same positions, so that they are not shifted."""
     if y.shape != ids.shape or y.ndim < 2 or y.is_floating_point():
         return False
     counted = y != IGNORED
@@ -71,30 +78,32 @@ def _repeat(ids: Tensor, y: Tensor) -> bool:
 
 
 def without_labels(x: Mapping[str, Any], inputs: Any = None) -> dict[str, Any]:
-    """The inputs of a batch without its labels, unless the fit (`inputs`) had them."""
+    """The entries of a batch without its labels. A label that was an input of the network in the
+    fit, by name in `inputs`, is kept."""
     own = inputs if isinstance(inputs, Mapping) else {}
     return {key: part for key, part in x.items() if key not in LABELS or key in own}
 
 
 def next_token(data: Any, ignore_index: int = IGNORED) -> tuple[Any, Tensor]:
-    """x and y for a causal language model: the label at each position is the next token.
+    """Make x and y for a causal language model. The label at each position is the next token.
 
-    Labels are `ignore_index` at the last position, at padding, and where the next token is
+    The label is `ignore_index` at the last position, at padding, and where the next token is
     ignored. Padding may be on either side.
 
     Parameters
     ----------
     data : Tensor or dict
         Tokens [N, T], or a batch with "input_ids" and, where there is padding, "attention_mask".
-        With "labels" [N, T], which are not moved yet (those of transformers), tokens with the label
-        −100 are no targets: a prompt, for example.
+        It may have "labels" [N, T] that are not shifted, as transformers uses them. The labels are
+        then shifted in place of the tokens. Tokens with the label −100, such as those of a prompt,
+        are ignored as targets.
     ignore_index : int, default -100
-        The label of what is ignored, as in `doxa.Categorical(ignore_index=-100)`.
+        The label of ignored positions, as in `doxa.Categorical(ignore_index=-100)`.
 
     Returns
     -------
     tuple
-        (x, y): the data without labels, and labels [N, T].
+        (x, y): the data without labels, and the shifted labels [N, T].
 
     Examples
     --------
@@ -126,17 +135,17 @@ def next_token(data: Any, ignore_index: int = IGNORED) -> tuple[Any, Tensor]:
 
 
 def pad(rows: Sequence[Mapping[str, Any]], token: int = 0, side: str = "right") -> dict[str, Any]:
-    """One batch of rows that may have different lengths: a `collate_fn` for a `DataLoader`.
+    """Make one batch of rows of different lengths. It can be the `collate_fn` of a `DataLoader`.
 
-    Entries that are not numbers (text) are dropped. "attention_mask" is added to "input_ids" where
-    it is missing, so that all batches have the same entries.
+    Entries that are not numbers, such as text, are dropped. If rows have "input_ids" and no
+    "attention_mask", the mask is added, so that all batches have the same entries.
 
     Parameters
     ----------
     rows : sequence of dict
         Rows with numbers, lists or tensors: {"input_ids": [5, 6, 7], "label": 1}.
     token : int, default 0
-        The token of padding. Labels are padded with −100, all other entries with 0.
+        The token of padding. Labels are padded with −100, and all other entries with 0.
     side : str, default "right"
         The side of the padding: "right" or "left".
 
@@ -163,8 +172,8 @@ def pad(rows: Sequence[Mapping[str, Any]], token: int = 0, side: str = "right") 
 
 
 def collate(rows: list[Any]) -> Any:
-    """A batch of a dataset's rows. Lists in a dict are sequences, which are padded; torch would
-    make a tensor of each position."""
+    """Make a batch of the rows of a dataset. If rows are dicts with lists, the lists are sequences,
+    and are padded. The default of torch would make one tensor per position."""
     first = rows[0]
     lists = isinstance(first, Mapping) and any(isinstance(v, list | str) for v in first.values())
     return pad(rows) if lists else default_collate(rows)
@@ -179,7 +188,8 @@ def _numbers(part: Any) -> Tensor | None:
 
 
 def stacked(parts: Sequence[Tensor], name: str, value: int, side: str = "right") -> Tensor:
-    """Tensors of rows as one, with rows padded to the longest on their first axis."""
+    """Stack one tensor per row. Rows are padded with `value` on their first axis, to the longest.
+    `name` is the name of the entry in error messages."""
     if len({part.shape for part in parts}) == 1:
         return torch.stack(list(parts))
     if len({part.shape[1:] for part in parts if part.ndim}) > 1 or any(not p.ndim for p in parts):
@@ -193,8 +203,9 @@ def stacked(parts: Sequence[Tensor], name: str, value: int, side: str = "right")
 
 
 def joined(batches: Sequence[Any]) -> Any:
-    """Batches of inputs as one. Dicts of sequences are padded on the right to the longest, so that
-    a loader may pad each batch on its own."""
+    """Join batches of inputs whose sequences have different lengths, because a loader pads each
+    batch on its own. The sequences are padded on the right to the longest. None if the batches are
+    not dicts, or have the same shapes, and need no padding."""
     first = batches[0]
     if not isinstance(first, dict) or all(_shapes(batch) == _shapes(first) for batch in batches):
         return None

@@ -1,30 +1,34 @@
-"""Alternatives: a fit with the default settings is followed by fits with other ones.
+"""Alternatives: a fit with the default settings is followed by fits with other settings.
 
-A network that is trained with a small learning rate and a narrow prior may end on a plateau, far
-from a curve that it could learn. Held-out rows show this only if something learns more. So a method
-may declare `Alternatives`: a wider prior, a larger learning rate, and values of its own settings.
-They are fitted as stacked runs, with the same held-out rows, and the best posterior is returned.
-The fit with the default settings is kept if no alternative gains clearly more:
+A network that is trained with a small learning rate and a narrow prior may end on a plateau, and
+miss structure that it could learn. Held-out rows show this only by comparison with a fit that
+learns more. So a method may declare `Alternatives`: a wider prior, a larger learning rate, and
+values of its own settings. They are fitted as stacked runs, with the same held-out rows, and the
+best posterior is returned.
 
-    gain > max(0.02, 2/m) nats per held-out row, of m rows
+**The choice.** An alternative replaces the best fit so far only if its score on the m held-out rows
+is clearly better:
 
-which is more than the optimism of choosing the best of a few fits on these rows. If no status says
-that the fit has learned too little, the gain must also be above two standard errors of the score:
-networks with a wide prior differ more from each other, and what their mean gains over one of them
-is an estimate by the networks themselves. The scores of an alternative are corrected for one more
-choice (`driver/validation.py`). Where one network is cross-fitted, the alternatives are, too, and
-only what was chosen is fitted to all rows (`driver/fits.py`).
+    gain > max(0.02, 2/m) nats per held-out row
 
-Alternatives are fitted if there are fewer than `FEW_ROWS` rows, where a second fit costs little.
-With more rows they are fitted if the first fit has a status that says that it has learned too
-little. Another round of the best settings with twice as many steps follows, up to `ROUNDS`, while
-the held-out rows gain `MUCH` nats per row, or gain and the status remains: training does not end on
-a plateau.
+This limit is larger than the optimism of choosing the best of a few fits on the same rows. If the
+status of the best fit so far does not say that it has learned too little, the gain must also be
+above two standard errors of the score. The reason is that networks with a wide prior differ more
+from each other, and the gain of their mean over a single network is estimated from the same
+networks. The scores of an alternative are corrected for one more choice (`driver/validation.py`).
+If a single network is cross-fitted, the alternatives are cross-fitted too, and only the chosen
+settings are fitted to all rows (`driver/fits.py`).
 
-Only settings that the user has not given are changed: with a `prior`, `lr`, `steps`, `epochs`,
-`schedule`, `optimizer` or setting of the method, or with `validation` other than "auto", there are
-no alternatives. They are for tables of numbers and networks with at most `MOST_WEIGHTS` weights,
-for which a stack of several costs little more than one.
+**The rounds.** With fewer than `FEW_ROWS` rows, alternatives are always fitted, because further
+fits cost little. With more rows, they are fitted only if the status of the first fit says that it
+has learned too little. Another round fits the best settings with twice as many steps. There are at
+most `ROUNDS` rounds. They continue while a round gains at least `MUCH` nats per held-out row, or
+while it gains less and the status still says that too little is learned.
+
+**The conditions.** Only settings that the user has not given are changed. There are no alternatives
+if `prior`, `lr`, `steps`, `epochs`, `schedule`, `optimizer` or a setting of the method is given, or
+if `validation` is not "auto". They are fitted only for tables of numbers and networks with at most
+`MOST_WEIGHTS` weights, because a stack of several small networks costs little more than one.
 """
 
 from __future__ import annotations
@@ -51,9 +55,9 @@ log = logging.getLogger("doxa")
 
 FEW_ROWS = 1000  # with fewer rows, alternatives are always fitted
 ROUNDS = 3
-LEAST, MUCH = 0.02, 0.2  # nats per held-out row, to choose an alternative and to go on
-ERRORS = 2.0  # standard errors, to choose an alternative to a fit that has learned enough
-SETTINGS = "alternative settings"  # of an alternative, as text, in the metadata of its record
+LEAST, MUCH = 0.02, 0.2  # gain in nats per held-out row: to choose an alternative, and to continue
+ERRORS = 2.0  # gain in standard errors, to replace a fit that has learned enough
+SETTINGS = "alternative settings"  # key of an alternative's settings in the record's metadata
 LEARNED_LITTLE = ("underfit", "prior-collapse", "worse-than-constant")
 
 Fitted = Callable[[Sequence[RunSpec], int, str], Sequence[Posterior]]
@@ -62,8 +66,25 @@ Fitted = Callable[[Sequence[RunSpec], int, str], Sequence[Posterior]]
 def alternatives_of(
     method: Method, problem: Problem, given: Given, specs: Sequence[RunSpec]
 ) -> tuple[Alternatives, Network] | None:
-    """The alternatives of a method with default settings, for a table and a small network, and the
-    problem with their prior."""
+    """The alternatives of a method, if a fit may use them.
+
+    Parameters
+    ----------
+    method : Method
+        The method.
+    problem : Problem
+        The problem with the default prior.
+    given : Given
+        The data of the fit.
+    specs : sequence of RunSpec
+        The runs.
+
+    Returns
+    -------
+    tuple of (Alternatives, Network) or None
+        The alternatives, and the problem with their prior. None if the method has none, if the user
+        has given settings, if the data are not a table of numbers, or if the network is large.
+    """
     if not isinstance(problem, Network) or not problem.model.default_prior:
         return None
     found = method.alternatives_on(problem)
@@ -85,10 +106,27 @@ def best_of_alternatives(
     first: Sequence[Posterior], specs: Sequence[RunSpec], found: Alternatives, given: Given,
     fitted: Fitted,
 ) -> list[Posterior]:  # fmt: skip
-    """The best posterior of each run: the `first` ones, or alternatives.
+    """Fit alternatives, and return the best posterior of each run.
 
-    `fitted` fits runs, as a function of their settings, the factor of the number of steps, and a
-    name for the folder of checkpoints."""
+    Parameters
+    ----------
+    first : sequence of Posterior
+        The posteriors with the default settings, one per run.
+    specs : sequence of RunSpec
+        The runs.
+    found : Alternatives
+        The alternatives of the method.
+    given : Given
+        The data of the fit.
+    fitted : callable
+        Fits alternatives. Its arguments are the runs with their settings, the factor by which the
+        number of steps is multiplied, and the name of the folder for checkpoints.
+
+    Returns
+    -------
+    list of Posterior
+        For each run, the posterior with the default settings or that of an alternative.
+    """
     best = list(first)
     gained = [math.inf if _rows(given, spec) < FEW_ROWS else 0.0 for spec in specs]
     tried = [0] * len(best)

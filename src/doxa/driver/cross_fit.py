@@ -1,28 +1,27 @@
-"""Cross-fitting: networks that are evaluated, and then a fit to all rows.
+"""Cross-fitting: some networks are trained to be evaluated, and then a fit uses all rows.
 
-**Few rows, or few groups, and one network.**
-
-With fewer than 600 rows, a part that could be held out from a single network has fewer than sixty
-rows. They cannot tell a network that predicts badly from bad luck. With fewer than 50 rows, or with
-a part of fewer than ten groups, they cannot stop its training either, and every row is needed to
-train on. So the rows are divided into K parts, and K networks are trained at once, each without one
-part. (Between 50 and 600 rows, this is done for networks of at most 20,000 weights, for which K
-networks take little longer than one.) Their held-out rows, which are all rows, do three things:
+**One network with few rows or few groups.** With fewer than 600 rows, the part that a single
+network could hold out has fewer than sixty rows. They are too few to distinguish a bad network from
+chance. With fewer than 50 rows, or with a part of fewer than ten groups, they are also too few for
+early stopping, and every row is needed for training. So the rows are divided into K parts, and K
+networks are trained at once, each without one part. (Between 50 and 600 rows, this is done only for
+networks of at most 20,000 weights, for which K networks take little longer than one.) Together, the
+held-out rows of the K networks are all rows. They are used for
 
     stopping      the step at which the sum of the K held-out scores is largest
     noise         one estimate of the likelihood's parameters, and its calibration
-    evaluation    scores and status, of each network alone on its own part
+    evaluation    scores and status, where each network predicts its own part
 
-The posterior that is returned is trained on all rows. Its training ends at the same step, and its
+The returned posterior is trained on all rows. Its training ends at the same step, and its
 likelihood has the estimated parameters. The evaluation is slightly pessimistic, because the K
-networks are trained on fewer rows, and slightly optimistic, because one step and the noise are
-chosen on the rows that are scored.
+networks are trained on fewer rows. It is also slightly optimistic, because the step and the noise
+are chosen on the rows that are scored.
 
-**Rows in order of time.** A fit that is used for later rows must be evaluated on later rows, but
-the posterior that is returned needs the last rows most. So all members are trained on the first
-rows, the rows after them stop the training and estimate the noise, and the last rows evaluate
-(`setup.later_rows`). Then all members are trained on all rows, each up to its own step. The
-evaluation is pessimistic where the newest rows help.
+**Rows in order of time.** If a posterior will predict later rows, it must be evaluated on later
+rows. But the latest rows are also the most useful for training. So all members are first trained
+on the first rows. The next rows are used for early stopping and to estimate the noise, and the last
+rows for the evaluation (`setup.later_rows`). Then all members are trained on all rows, each up to
+the step at which it was stopped. The evaluation is pessimistic if the latest rows improve the fit.
 """
 
 from __future__ import annotations
@@ -47,8 +46,9 @@ log = logging.getLogger("doxa")
 
 
 class LogOnce(logging.Filter):
-    """Inside the `with` blocks of one object, this thread logs each message once: a fit is prepared
-    for the parts and for all rows, from the same data and the same network."""
+    """A context in which this thread logs each message once. The fit to the parts and the fit to
+    all rows are prepared from the same data and network, and would log the same messages. One
+    object may be entered several times, and remembers what was logged before."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,19 +73,19 @@ class LogOnce(logging.Filter):
 
 @dataclass(frozen=True)
 class CrossFit:
-    """The result of the networks that were evaluated, for the fit to all rows.
+    """The results of the evaluated networks, which the fit to all rows uses.
 
     Parameters
     ----------
     evaluated : sequence of Posterior
-        One per run: the likelihood, the scores and the status.
-    stop_at : dict
-        The step at which each stage with early stopping ends, for each member of the fit to all
-        rows.
-    noise : Tensor, default None
-        The likelihood's parameters, [M, ...].
+        One posterior per run, with the calibrated likelihood, the scores and the status.
+    stop_at : dict of int to list of int
+        For each stage with early stopping, the step at which it ends for each member of the fit to
+        all rows.
+    noise : Tensor of shape [M, ...] or None
+        The estimated parameters of the likelihood.
     parts : int
-        K; 0 for rows in order of time.
+        K, or 0 for rows in order of time.
     """
 
     evaluated: Sequence[Posterior]
@@ -98,7 +98,7 @@ class CrossFit:
         return replace(settings, stop_at=self.stop_at, held_out_noise=self.noise)
 
     def of_runs(self, runs: Sequence[int]) -> CrossFit:
-        """The same for some of the runs. Runs have one member each if there are parts."""
+        """The results for some of the runs. If there are parts, each run has one member."""
         count = len(next(iter(self.stop_at.values()), self.evaluated)) // len(self.evaluated)
         members = [r * count + m for r in runs for m in range(count)]
         return CrossFit(
@@ -108,8 +108,8 @@ class CrossFit:
         )  # fmt: skip
 
     def apply(self, posteriors: Sequence[Posterior]) -> None:
-        """Give the posteriors of the fit to all rows the scores, the status and the calibrated
-        likelihood."""
+        """Store the scores, the status and the calibrated likelihood in the posteriors of the fit
+        to all rows, one per run."""
         for posterior, evaluated in zip(posteriors, self.evaluated, strict=True):
             found, record = evaluated.record, posterior.record
             record.validation, record.certificate = found.validation, found.certificate
@@ -132,9 +132,9 @@ def cross_fit(
     run: Run, method: Method, specs: Sequence[RunSpec], began: float,
     checkpoint: str | Path | None, digest: str,
 ) -> CrossFit:  # fmt: skip
-    """Fit the members of each run, each without its own part of the rows, and evaluate them.
+    """Train the networks of each run, each without its own part of the rows, and evaluate them.
 
-    `checkpoint` is the folder of the fit; the parts have a folder of their own in it."""
+    `checkpoint` is the folder of the fit. Checkpoints of the parts are in its subfolder `parts`."""
     count = run.size // len(specs)
     log.info(
         "%d networks are trained without a part of the rows each: these rows stop the training, "
@@ -149,7 +149,8 @@ def fit_in_order(
     run: Run, method: Method, specs: Sequence[RunSpec], began: float,
     checkpoint: str | Path | None, digest: str,
 ) -> CrossFit:  # fmt: skip
-    """Fit the members of each run to the first rows, and evaluate them on the last ones."""
+    """Train the members of each run on the first rows, and evaluate them on the last rows. The
+    arguments are those of `cross_fit`."""
     log.info(
         "rows in order of time: the members are first trained on the first %d rows; %d later rows "
         "stop the training, and the last %d evaluate it; the fit is then trained on all rows",
@@ -161,7 +162,8 @@ def fit_in_order(
 
 
 def _stops(result: Progress, count: int) -> dict[int, list[int]]:
-    """The median step of the networks of each run. They differ only if one has diverged."""
+    """The median of the steps at which the networks of each run ended. These steps differ only if
+    a network has diverged."""
     return {
         stage: [
             sorted(steps[start : start + count])[count // 2]
@@ -172,8 +174,8 @@ def _stops(result: Progress, count: int) -> dict[int, list[int]]:
 
 
 def _noise(result: Progress, count: int) -> Tensor | None:
-    """The likelihood's parameters of each run, [runs, ...]: the same for all its networks, and for
-    particles their mean."""
+    """The likelihood's parameters of each run, [runs, ...]. All networks of a run have the same
+    ones. Those of particles are averaged."""
     noise = result.state.get("noise")
     if noise is None:
         return None

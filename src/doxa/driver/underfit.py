@@ -1,17 +1,18 @@
-"""Underfitting: whether simple models of the same rows predict held-out rows better than a fit.
+"""Underfitting: a fit is compared with simple models that are fitted to the same rows.
 
-Yardsticks (`driver/yardsticks.py`) are fitted to the training rows of each split and predict its
-held-out rows, so that the scores of each row are paired. The scores of the fit are those of the
-evaluation: they estimate the scores of the returned posterior, and are corrected for what these
-rows have chosen. The yardsticks are corrected in the same way. The status is "underfit" if the gain
-of the best yardstick is more than 0.1 nats per row and more than 1.5 standard errors. On simulated
-tables, 2.5 standard errors overlooked a third more of the bad fits, and gave hardly fewer false
-alarms (`benchmarks/results/status.md`).
+The simple models are called yardsticks (`driver/yardsticks.py`). They are fitted to the training
+rows of each split, and predict its held-out rows. The fit and the yardsticks are thus scored on the
+same rows, and the scores are paired per row. The scores of the fit are those of its evaluation.
+They estimate the scores of the returned posterior, and are corrected for the choices that were made
+on these rows. The scores of the yardsticks are corrected in the same way. The status is "underfit"
+if the gain of the best yardstick is more than 0.1 nats per row and more than 1.5 standard errors.
+On simulated tables, a limit of 2.5 standard errors overlooked a third more of the bad fits, and
+gave hardly fewer false alarms (`benchmarks/results/status.md`).
 
-If all members hold out the same rows, and these are fewer than 200, they are also compared together
-with the training rows: there a yardstick predicts each row by a model without it, or without a fold
-of rows. A fit that is worse on rows that it was trained on is worse on new rows, too. What is
-reported is the comparison that is clearer.
+If all members hold out the same rows, and these are fewer than 200, there is a second comparison,
+on held-out and training rows together. A yardstick then predicts each training row with a model
+that is fitted without it, or without a fold of rows. A fit that is worse even on the rows that it
+was trained on is also worse on new rows. The comparison with the clearer result is reported.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ from doxa.errors import MemoryBudgetError
 from doxa.method import Run
 from doxa.posterior import Compared, Posterior, Status
 
-GAIN, ERRORS = 0.1, 1.5  # of the best yardstick: nats per row, and standard errors
-FEWEST = 30  # effective number of rows that are compared
-ENOUGH = 200  # if all members hold out the same rows, and fewer: training rows are compared, too
-MOST_RUNS = 4  # fits of more runs are not compared, which would take too long
+GAIN, ERRORS = 0.1, 1.5  # limits for the best yardstick, in nats per row and in standard errors
+FEWEST = 30  # smallest effective number of rows that are compared
+ENOUGH = 200  # with fewer held-out rows, training rows are compared too
+MOST_RUNS = 4  # fits of more runs are not compared, because this would take too long
 
 CALLED = {
     "constant": "a constant", "linear": "a linear model", "gp": "a Gaussian process",
@@ -41,9 +42,17 @@ CALLED = {
 
 
 def compare_with_yardsticks(posterior: Posterior, scores: ScoresBySplit, run: Run) -> None:
-    """Compare a fit with simple models of the same rows, and store their gains and the status.
+    """Compare a fit with yardsticks, and store their gains and the status in its record.
 
-    `scores` are those of its held-out rows, by split."""
+    Parameters
+    ----------
+    posterior : Posterior
+        The posterior of the fit. Its record is changed.
+    scores : dict of int to Tensor
+        The log density of each held-out row under the fit, by split.
+    run : Run
+        The run.
+    """
     record, data = posterior.record, run.rows
     split = next(iter(scores))
     rows, parts, score = _compared_rows(scores, run)
@@ -80,8 +89,8 @@ def compare_with_yardsticks(posterior: Posterior, scores: ScoresBySplit, run: Ru
 
 
 class _Gains(NamedTuple):
-    """The mean gain of each yardstick over a fit, the best one, the standard error of its gain, and
-    the number of rows."""
+    """The mean gain of each yardstick over a fit, in nats per row; the name of the best one and the
+    standard error of its gain; and the number and the effective number of rows."""
 
     mean: dict[str, float]
     best: str
@@ -91,7 +100,7 @@ class _Gains(NamedTuple):
 
     @property
     def share(self) -> float:
-        """The gain of the best, as a share of what makes a fit underfit."""
+        """The gain of the best yardstick, divided by the limit above which a fit is underfit."""
         return self.mean[self.best] / max(GAIN, ERRORS * self.error)
 
 
@@ -108,10 +117,10 @@ def _gains(found: list[Yardstick], score: Tensor, rows: Tensor, data: Data) -> _
 def _fitted(
     rows: Tensor, parts: Tensor, held_out: int, posterior: Posterior, split: int, run: Run
 ) -> tuple[list[Yardstick], str]:
-    """The yardsticks of these rows; or the reason if there are none."""
+    """The yardsticks fitted to these rows, and the reason if there are none."""
     data = run.rows
     weight = data.weight_of(rows)
-    used = len(rows) if int(parts.max()) == 0 else held_out  # with or without training rows
+    used = len(rows) if int(parts.max()) == 0 else held_out  # with one split, training rows too
     count = data.effective_rows(rows[:used])
     if count < FEWEST:
         return [], _few(count, data)
@@ -133,8 +142,8 @@ def _few(count: float, data: Data) -> str:
 
 
 def _compared_rows(scores: ScoresBySplit, run: Run) -> tuple[Tensor, Tensor, Tensor]:
-    """At most `MOST_ROWS` rows for yardsticks, first the held-out ones; the part of each; and the
-    log density of the held-out ones."""
+    """At most `MOST_ROWS` rows for the yardsticks, held-out rows first; the part of each row, which
+    is −1 for training rows; and the log density of the held-out rows under the fit."""
     data = run.rows
     held = [data.evaluated(split).cpu() for split in scores]
     rows = torch.cat([evenly(own, len(s)) for own, s in zip(held, scores.values(), strict=True)])

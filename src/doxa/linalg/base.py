@@ -1,7 +1,7 @@
-"""The operations of all covariances.
+"""The operations that all covariance structures have.
 
-A structure holds K covariances Σ_k = R_k R_kᵀ over P flat parameters. Vectors are rows
-`[..., K, P]`, Jacobians are `[K, ..., P]`; all members are computed at once.
+A structure contains K covariances Σ_k = R_k R_kᵀ over P flat parameters, one per member. Vectors
+are rows `[..., K, P]`, and Jacobians are `[K, ..., P]`. All members are computed at once.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from doxa.errors import NumericalError, ShapeError, StoreError
 class Structure(ABC):
     """K covariance matrices over P parameters.
 
-    Subclasses work on rows `[K, T, P]` and never loop over K; every tensor of their state has
-    the leading axis K.
+    Subclasses implement products with rows `[K, T, P]`, without a loop over K. Every tensor of
+    their state has the leading axis K.
     """
 
     name: ClassVar[str]
@@ -33,11 +33,11 @@ class Structure(ABC):
     @property
     @abstractmethod
     def shape(self) -> tuple[int, int]:
-        """(K, P)."""
+        """The numbers of members and of parameters, (K, P)."""
 
     @abstractmethod
     def diagonal(self) -> Tensor:
-        """The variances: [K, P]."""
+        """The variances, which are the diagonal of Σ: [K, P]."""
 
     @abstractmethod
     def logdet(self) -> Tensor:
@@ -45,15 +45,15 @@ class Structure(ABC):
 
     @abstractmethod
     def scaled(self, t: float | Tensor) -> Self:
-        """t Σ, where t > 0 is a number or one number per member, [K]."""
+        """t Σ, for t > 0: a number, or one number per member, [K]."""
 
     @abstractmethod
     def _root(self, rows: Tensor) -> Tensor:
-        """R ε for standard normal ε."""
+        """R ε, for rows ε of standard normal numbers: [K, T, P]."""
 
     @abstractmethod
     def _half(self, rows: Tensor) -> Tensor:
-        """v R, [K, T, Q], so that v Σ wᵀ = (v R)(w R)ᵀ; Q may exceed P."""
+        """v R, [K, T, Q], so that v Σ wᵀ = (v R)(w R)ᵀ. Q may be larger than P."""
 
     @abstractmethod
     def _matmul(self, rows: Tensor) -> Tensor: ...
@@ -63,12 +63,13 @@ class Structure(ABC):
 
     @abstractmethod
     def state(self) -> dict[str, Tensor]:
-        """The tensors needed to rebuild the structure, for saving; each has the leading axis K."""
+        """The tensors from which `from_state` rebuilds the structure. Each has the leading axis
+        K."""
 
     @classmethod
     @abstractmethod
     def from_state(cls, state: Mapping[str, Tensor]) -> Self:
-        """The structure with this `state`."""
+        """Rebuild a structure from its `state`."""
 
     @property
     def members(self) -> int:
@@ -76,7 +77,7 @@ class Structure(ABC):
 
     @property
     def numbers(self) -> int:
-        """The number of standard normal numbers from which a draw is best computed."""
+        """The number of standard normal numbers per draw for the cheapest form of `sample`."""
         return self.size
 
     @property
@@ -84,36 +85,36 @@ class Structure(ABC):
         return self.shape[1]
 
     def sample(self, eps: Tensor) -> Tensor:
-        """Draws from N(0, Σ), computed from standard normal `eps`: [..., K, P] to the same
+        """Draws from N(0, Σ), [..., K, P], computed from standard normal numbers `eps` of the same
         shape."""
         return self._on_rows(self._root, eps)
 
     def matmul(self, v: Tensor) -> Tensor:
-        """Σ v: [..., K, P] to the same shape."""
+        """Σ v, for v of shape [..., K, P]; the result has the same shape."""
         return self._on_rows(self._matmul, v)
 
     def solve(self, v: Tensor) -> Tensor:
-        """Σ⁻¹ v: [..., K, P] to the same shape."""
+        """Σ⁻¹ v, for v of shape [..., K, P]; the result has the same shape."""
         return self._on_rows(self._solve, v)
 
     def quad(self, j: Tensor) -> Tensor:
-        """j Σ jᵀ for each row of j, never negative: [K, ..., P] to [K, ...]."""
+        """j Σ jᵀ per row of j, for j of shape [K, ..., P]: [K, ...], never negative."""
         return self._half_of(j).square().sum(-1)
 
     def outer(self, j: Tensor) -> Tensor:
-        """J Σ Jᵀ, symmetric: [K, ..., O, P] to [K, ..., O, O]."""
+        """J Σ Jᵀ, for J of shape [K, ..., O, P]. The result [K, ..., O, O] is symmetric."""
         half = self._half_of(j)
         return half @ half.mT
 
     def dense(self) -> Tensor:
-        """Σ itself: [K, P, P]."""
+        """Σ as a matrix, [K, P, P]."""
         parameter = self.diagonal()
         eye = torch.eye(self.size, dtype=parameter.dtype, device=parameter.device)
         covariance = self._matmul(eye.expand(self.members, -1, -1))
         return (covariance + covariance.mT) / 2
 
     def member(self, k: int) -> Self:
-        """Member k alone, as a structure with K = 1."""
+        """The covariance of member k alone, as a structure with K = 1."""
         if not -self.members <= k < self.members:
             raise IndexError(f"member {k} of {self.members}")
         tensors = {name: value[k % self.members, None] for name, value in self.state().items()}
@@ -122,7 +123,7 @@ class Structure(ABC):
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> Self:
-        """The same structure on another device, or in another precision."""
+        """A copy on another device, or in another precision."""
         moved = {name: value.to(device, dtype) for name, value in self.state().items()}
         return self.from_state(moved)
 
@@ -142,8 +143,21 @@ class Structure(ABC):
 
 
 def structure(name: str, state: Mapping[str, Tensor]) -> Structure:
-    """The structure called `name` ("diagonal", "low-rank", "low-rank-precision", "kronecker",
-    "block-diagonal", "dense", "embedded") from its state."""
+    """Rebuild a structure of any class from its state.
+
+    Parameters
+    ----------
+    name : str
+        The name of the class: "diagonal", "low-rank", "low-rank-precision", "kronecker",
+        "block-diagonal", "dense" or "embedded".
+    state : dict of str to Tensor
+        What its method `state` returned.
+
+    Returns
+    -------
+    Structure
+        The structure.
+    """
     if name not in Structure._named:
         raise StoreError(f"unknown structure {name!r}; known: {sorted(Structure._named)}")
     try:
@@ -153,7 +167,7 @@ def structure(name: str, state: Mapping[str, Tensor]) -> Structure:
 
 
 def refuse(bad: Tensor, what: str) -> None:
-    """Raise an error that names the members for which `bad` [K] is true."""
+    """Raise an error that names the members for which `bad` [K] is true. `what` is its message."""
     if bad.any():
         which = ", ".join(str(k) for k in bad.nonzero().flatten().tolist())
         raise NumericalError(f"member{'s' if ',' in which else ''} {which}: {what}")
@@ -167,7 +181,8 @@ def refuse_variances(variance: Tensor, what: str) -> None:
 
 
 def per_member(value: float | Tensor, like: Tensor, what: str) -> Tensor:
-    """A positive number, or one per member, as a tensor [K] that matches `like` [K, ...]."""
+    """A positive number, or one per member, as a tensor [K] with the type and device of `like`,
+    which has the shape [K, ...]. `what` names the number in error messages."""
     given = torch.as_tensor(value, dtype=like.dtype, device=like.device)
     if given.shape not in ((), (len(like),)):
         raise ShapeError(f"{what} must be a number or [{len(like)}], got {list(given.shape)}")
@@ -177,7 +192,8 @@ def per_member(value: float | Tensor, like: Tensor, what: str) -> Tensor:
 
 
 def symmetric(matrix: Tensor, what: str) -> Tensor:
-    """The symmetric part of [K, P, P]; an error if the other part is more than round-off."""
+    """The symmetric part of a matrix [K, P, P]. Raises an error if the antisymmetric part is larger
+    than round-off."""
     if matrix.ndim != 3 or matrix.shape[-1] != matrix.shape[-2]:
         raise ShapeError(f"{what} must be [K, P, P], got {list(matrix.shape)}")
     value = matrix.detach()
@@ -190,7 +206,8 @@ def symmetric(matrix: Tensor, what: str) -> Tensor:
 
 
 def cholesky(matrix: Tensor, what: str) -> Tensor:
-    """The lower Cholesky factor of [K, P, P], or an error that names the members that have none."""
+    """The lower Cholesky factor of a matrix [K, P, P]. Raises an error that names the members whose
+    matrix is not positive definite."""
     matrix = symmetric(matrix, what)
     factor: Tensor
     factor, info = torch.linalg.cholesky_ex(matrix)
@@ -206,11 +223,12 @@ def cholesky(matrix: Tensor, what: str) -> Tensor:
 
 
 def _digits_lost(matrix: Tensor, factor: Tensor) -> Tensor:
-    """[K]: whether a solve would have less than one correct digit.
+    """Whether a solve with the matrix would have less than one correct digit, [K].
 
-    Half of all exactly singular matrices pass the decomposition, because round-off makes their
-    last pivot positive. With C the matrix scaled to a unit diagonal, the relative error of a
-    solve is about ε ‖C⁻¹‖; eight vectors of signs are enough to estimate that norm.
+    The decomposition succeeds for about half of all exactly singular matrices, because round-off
+    makes their last pivot positive. Let C be the matrix scaled to a unit diagonal. The relative
+    error of a solve is about ε ‖C⁻¹‖. Eight vectors of random signs are enough to estimate this
+    norm.
     """
     size = matrix.shape[-1]
     if size == 0:
@@ -218,6 +236,6 @@ def _digits_lost(matrix: Tensor, factor: Tensor) -> Tensor:
     coins = torch.randint(2, (size, 8), generator=torch.Generator().manual_seed(0))
     signs = (2 * coins - 1).to(matrix)
     scale = matrix.diagonal(dim1=-2, dim2=-1).sqrt()[..., None]
-    inverse = torch.cholesky_solve(scale * signs, factor) * scale  # C⁻¹ on the signs: [K, P, 8]
-    # written so that an overflow, which is not finite, counts as lost
+    inverse = torch.cholesky_solve(scale * signs, factor) * scale  # C⁻¹ times the signs, [K, P, 8]
+    # the negation of "<", so that the result is also true after an overflow to NaN or infinity
     return ~(inverse.abs().amax((-2, -1)) * torch.finfo(matrix.dtype).eps < 0.1)

@@ -1,17 +1,19 @@
 """Dense, diagonal, block-diagonal and embedded covariances.
 
-`Dense` correlates all parameters. It stores a Cholesky factor of Σ, or of Σ⁻¹:
+`Dense` is a full matrix. It stores a Cholesky factor of Σ, or of Σ⁻¹:
 
     from a covariance  Σ = L Lᵀ:      R = L
     from a precision   Σ⁻¹ = L Lᵀ:    R = L⁻ᵀ, and Σ is never formed
 
-`Diagonal` has independent parameters, Σ = diag(v).
+`Diagonal` is Σ = diag(v): all parameters are independent.
 
-`BlockDiagonal` has independent blocks of parameters, each with its own covariance:
-Σ = Π diag(Σ_1, …, Σ_B) Πᵀ. Π maps the elements of the blocks, in their order, to their positions.
+`BlockDiagonal` is Σ = Π diag(Σ_1, …, Σ_B) Πᵀ: blocks of parameters are independent of each other,
+and each has its own covariance. The permutation Π maps the elements of the blocks, one block after
+the other, to their positions in the flat vector.
 
-`Embedded` is a covariance of a few parameters, while the others are known: Σ = E Σ_S Eᵀ. E maps the
-chosen elements, which may differ between members, to their positions, and is zero elsewhere.
+`Embedded` is Σ = E Σ_S Eᵀ: a few chosen parameters have the covariance Σ_S, and the others are
+fixed, with zero variance. E maps the chosen parameters to their positions, which may differ between
+members.
 """
 
 from __future__ import annotations
@@ -29,7 +31,14 @@ from doxa.linalg.base import Structure, cholesky, per_member, refuse, refuse_var
 
 @dataclass(frozen=True, eq=False)
 class Diagonal(Structure):
-    """Variances [K, P]. A zero variance is a known parameter: `solve` and `logdet` refuse it."""
+    """A diagonal covariance.
+
+    Parameters
+    ----------
+    variance : Tensor of shape [K, P]
+        The variances. A parameter with variance 0 is fixed; `solve` and `logdet` then raise an
+        error.
+    """
 
     name = "diagonal"
 
@@ -79,10 +88,17 @@ class Diagonal(Structure):
 
 @dataclass(frozen=True, eq=False)
 class Dense(Structure):
-    """A lower Cholesky factor [K, P, P] of the covariance, or of the precision.
+    """A full covariance. Build it with `from_covariance` or `from_precision`.
 
-    Build it with `from_covariance` or `from_precision`. Their factor is contiguous, as it is after
-    loading: the order of numbers in memory affects the last bits of a product.
+    These make the factor contiguous, as it is after loading. The order of numbers in memory affects
+    the last bits of a product, and loading must not change them.
+
+    Parameters
+    ----------
+    factor : Tensor of shape [K, P, P]
+        A lower Cholesky factor.
+    of_precision : bool
+        Whether it is the factor of Σ⁻¹, and not of Σ.
     """
 
     name = "dense"
@@ -100,10 +116,10 @@ class Dense(Structure):
 
     @classmethod
     def from_precision_root(cls, root: Tensor) -> Dense:
-        """From a root of the precision, Σ⁻¹ = AᵀA, by A = QR.
+        """From a root A [K, N, P] of the precision, Σ⁻¹ = AᵀA, by the QR decomposition of A.
 
-        The product AᵀA, whose condition number is that of A squared, is not formed. The rows of A
-        are ordered from small to large; they are reversed for QR, which keeps more digits.
+        AᵀA is not formed, because its condition number is the square of that of A. The rows of A
+        must be ordered from small to large. They are reversed for QR, which keeps more digits.
         """
         upper = torch.linalg.qr(root.flip(-2), mode="r").R
         sign = upper.diagonal(dim1=-2, dim2=-1).sign()
@@ -163,10 +179,15 @@ def _lower_solve(factor: Tensor, right: Tensor, left: bool = True) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class BlockDiagonal(Structure):
-    """Blocks of parameters; those of different blocks are independent.
+    """Independent blocks of parameters. Build it with `from_covariances` or `from_precisions`.
 
-    `order` [P] has the elements of the first block, then those of the second, and so on; they are
-    the same for all members. Build it with `from_covariances` or `from_precisions`.
+    Parameters
+    ----------
+    blocks : tuple of Dense
+        The covariance of each block.
+    order : Tensor of shape [P]
+        The positions of the first block's elements in the flat vector, then those of the second
+        block, and so on. They are the same for all members.
     """
 
     name = "block-diagonal"
@@ -184,12 +205,14 @@ class BlockDiagonal(Structure):
 
     @classmethod
     def from_covariances(cls, each: Sequence[Tensor], index: Sequence[Tensor]) -> BlockDiagonal:
-        """From covariances [K, S_b, S_b] of the elements `index` [S_b]."""
+        """From the covariance [K, S_b, S_b] of each block, and the positions [S_b] of its
+        elements."""
         return cls(tuple(map(Dense.from_covariance, each)), torch.cat(list(index)))
 
     @classmethod
     def from_precisions(cls, each: Sequence[Tensor], index: Sequence[Tensor]) -> BlockDiagonal:
-        """From inverse covariances [K, S_b, S_b] of the elements `index` [S_b]."""
+        """From the inverse covariance [K, S_b, S_b] of each block, and the positions [S_b] of its
+        elements."""
         return cls(tuple(map(Dense.from_precision, each)), torch.cat(list(index)))
 
     @property
@@ -218,12 +241,13 @@ class BlockDiagonal(Structure):
         return self._placed(self._each(lambda block, own: block._solve(own), rows))
 
     def _each(self, act: Callable[[Dense, Tensor], Tensor], rows: Tensor) -> list[Tensor]:
-        """A product of each block with its own elements of [K, T, P]."""
+        """Apply `act` to each block and its elements of rows [K, T, P]."""
         parts = rows[..., self.order].split([block.size for block in self.blocks], -1)
         return [act(block, own) for block, own in zip(self.blocks, parts, strict=True)]
 
     def _placed(self, parts: list[Tensor]) -> Tensor:
-        """Values of the blocks, [..., S_b] each, in the order of the parameters."""
+        """Concatenate values [..., S_b] of the blocks, and put them into the order of the flat
+        vector."""
         return torch.cat(parts, -1)[..., self._place]
 
     @cached_property
@@ -258,7 +282,17 @@ class BlockDiagonal(Structure):
 
 @dataclass(frozen=True, eq=False)
 class Embedded(Structure):
-    """The covariance Σ_S of the elements `index` [K, S] of `total` parameters."""
+    """A covariance of some parameters; the others are fixed.
+
+    Parameters
+    ----------
+    inner : Dense
+        Σ_S, the covariance of the chosen parameters.
+    index : Tensor of shape [K, S]
+        Their positions in the flat vector.
+    total : int
+        P, the number of all parameters.
+    """
 
     name = "embedded"
 
@@ -275,7 +309,7 @@ class Embedded(Structure):
         return self.inner.size
 
     def sample(self, eps: Tensor) -> Tensor:
-        """Draws from one number per chosen element, or from one number per parameter."""
+        """Draws from N(0, Σ), [..., K, P], from normal numbers [..., K, S] or [..., K, P]."""
         if eps.shape[-1] != self.inner.size:
             return super().sample(eps)
         return self.put(self.inner.sample(eps))
@@ -284,27 +318,27 @@ class Embedded(Structure):
         return self.put(self.inner.diagonal())
 
     def logdet(self) -> Tensor:
-        """log |Σ_S|, of the chosen elements only."""
+        """log |Σ_S|, which is the determinant over the chosen parameters only."""
         return self.inner.logdet()
 
     def scaled(self, t: float | Tensor) -> Embedded:
         return Embedded(self.inner.scaled(t), self.index, self.total)
 
     def picked(self, values: Tensor) -> Tensor:
-        """The chosen elements of [K, P]."""
+        """The chosen elements of values [K, P]: [K, S]."""
         return values.gather(1, self.index)
 
     def _pick(self, rows: Tensor) -> Tensor:
-        """[K, T, P] to [K, T, S]."""
+        """The chosen elements of rows [K, T, P]: [K, T, S]."""
         return rows.gather(2, self.index.unsqueeze(1).expand(-1, rows.shape[1], -1))
 
     def put(self, values: Tensor) -> Tensor:
-        """[..., K, S] to [..., K, P]."""
+        """Put values [..., K, S] of the chosen elements into zeros [..., K, P]."""
         index = self.index.expand(*values.shape[:-1], -1)
         return values.new_zeros(*values.shape[:-1], self.total).scatter(-1, index, values)
 
     def _put_rows(self, rows: Tensor) -> Tensor:
-        """[K, T, S] to [K, T, P]."""
+        """Put rows [K, T, S] of the chosen elements into zeros [K, T, P]."""
         return self.put(rows.transpose(0, 1)).transpose(0, 1)
 
     def _root(self, rows: Tensor) -> Tensor:

@@ -1,13 +1,13 @@
 """Blocks with Kronecker-factored curvature: Σ⁻¹ = scale · (B ⊗ A) + δ I in each block.
 
 For a weight [out, in], flattened by rows, B [out, out] and A [in, in] are the factors of K-FAC
-(Martens and Grosse, 2015; with the prior kept apart from the factors as in Ritter, Botev and
-Barber, 2018). With B = U diag(b) Uᵀ and A = V diag(a) Vᵀ,
+(Martens and Grosse, 2015). δ is the prior precision, which is kept apart from the factors, as in
+Ritter, Botev and Barber (2018). With B = U diag(b) Uᵀ and A = V diag(a) Vᵀ,
 
     Σ = (U ⊗ V) diag(1 / (scale · b aᵀ + δ)) (U ⊗ V)ᵀ,
 
-so each operation is a change to the eigenbasis, with two small products per block, and a division.
-The prior's δ is added exactly; it is not distributed over the two factors.
+so each operation is a change of basis, with two small products per block, and a division. δ is
+added exactly. It is not distributed over the two factors, which would be an approximation.
 """
 
 from __future__ import annotations
@@ -26,7 +26,15 @@ Factors = Tensor | tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class KroneckerBlock:
-    """The eigenvalues [K, out · in] and eigenvectors U, V of one block; None stands for I."""
+    """The eigendecomposition of the curvature of one block.
+
+    Parameters
+    ----------
+    curvature : Tensor of shape [K, out · in]
+        The eigenvalues b aᵀ.
+    left, right : Tensor or None
+        The eigenvectors U [K, out, out] and V [K, in, in]. None is the identity.
+    """
 
     curvature: Tensor
     left: Tensor | None = None
@@ -51,7 +59,7 @@ class KroneckerBlock:
         return self.curvature.shape[1]
 
     def numerically_singular(self) -> Tensor:
-        """[K]: whether some eigenvalue of the curvature is zero up to rounding."""
+        """Whether an eigenvalue of the curvature is zero up to rounding, [K]."""
         values = self.curvature.detach()
         if self.size == 0:
             return values.any(-1)
@@ -62,15 +70,15 @@ class KroneckerBlock:
         return values.amin(-1) <= tolerance * values.amax(-1)
 
     def to_eigenbasis(self, rows: Tensor) -> Tensor:
-        """v (U ⊗ V): into the eigenbasis."""
+        """v (U ⊗ V), the change into the eigenbasis."""
         return _kron_matmul(rows, self.left, self.right)
 
     def from_eigenbasis(self, rows: Tensor) -> Tensor:
-        """v (U ⊗ V)ᵀ: out of it."""
+        """v (U ⊗ V)ᵀ, the change out of the eigenbasis."""
         return _kron_matmul(rows, _transposed(self.left), _transposed(self.right))
 
     def spread(self, values: Tensor) -> Tensor:
-        """The diagonal of (U ⊗ V) diag(values) (U ⊗ V)ᵀ: [K, size] to the same."""
+        """The diagonal of (U ⊗ V) diag(values) (U ⊗ V)ᵀ, [K, size], for values [K, size]."""
         left = None if self.left is None else self.left.mT.square()
         right = None if self.right is None else self.right.mT.square()
         return _kron_matmul(values[:, None], left, right)[:, 0]
@@ -78,8 +86,15 @@ class KroneckerBlock:
 
 @dataclass(frozen=True, eq=False)
 class Kronecker(Structure):
-    """Blocks in the order of the flat vector, with scale and δ as [K, number of blocks]; see
-    `from_factors`."""
+    """A covariance of independent Kronecker-factored blocks. Build it with `from_factors`.
+
+    Parameters
+    ----------
+    blocks : tuple of KroneckerBlock
+        The blocks, in the order of the flat vector.
+    scale, delta : Tensor of shape [K, number of blocks]
+        The factor of the curvature, and the prior precision δ.
+    """
 
     name = "kronecker"
 
@@ -106,11 +121,20 @@ class Kronecker(Structure):
 
         Parameters
         ----------
-        factors : one for each block, in the order of the flat vector: `(B, A)` with
-            B [K, out, out] and A [K, in, in] for a weight; a tensor [K, n, n] for a block with a
-            single factor (a bias); a tensor [K, n] for a diagonal one.
-        delta : the prior precision: a number, [K], or [K, blocks].
-        scale : what multiplies the curvature, such as n over a batch's size: the same shapes.
+        factors : sequence of Tensor or tuple of Tensor
+            One entry per block, in the order of the flat vector. For a weight, `(B, A)` with
+            B [K, out, out] and A [K, in, in]. For a block with a single factor, such as a bias, a
+            tensor [K, n, n]. For a diagonal block, a tensor [K, n].
+        delta : float or Tensor
+            The prior precision: a number, [K], or [K, blocks].
+        scale : float or Tensor, default 1.0
+            The factor of the curvature, in the same shapes. It is n divided by the size of the
+            batch if `factors` are sums over a batch of n rows.
+
+        Returns
+        -------
+        Kronecker
+            The covariance.
         """
         if not factors:
             raise ShapeError("a Kronecker structure needs at least one block")
@@ -129,7 +153,8 @@ class Kronecker(Structure):
     def reweighted(
         self, delta: float | Tensor | None = None, scale: float | Tensor | None = None
     ) -> Kronecker:
-        """The same eigenbasis with another prior precision or scale; differentiable in both."""
+        """A covariance with the same eigenvectors and another prior precision or scale. It is
+        differentiable in both."""
         return Kronecker(
             self.blocks,
             self.scale if scale is None else _per_block(scale, self.blocks, "scale"),
@@ -153,8 +178,8 @@ class Kronecker(Structure):
         return replace(self, scale=self.scale / t, delta=self.delta / t)
 
     def _root(self, rows: Tensor) -> Tensor:
-        # the symmetric root: unlike the one-sided product, which is half the work, a draw then
-        # does not depend on the signs and order in which a library returns eigenvectors
+        # The symmetric root. The root (U ⊗ V) diag(…) is half the work, but a draw would depend on
+        # the signs and the order in which a library returns eigenvectors.
         return self._powered(rows, -0.5)
 
     def _half(self, rows: Tensor) -> Tensor:
@@ -178,7 +203,7 @@ class Kronecker(Structure):
         return torch.cat(done, dim=-1)
 
     def precisions(self) -> list[Tensor]:
-        """Each block's eigenvalues scale · b aᵀ + δ: [K, size]."""
+        """The eigenvalues of Σ⁻¹ in each block, scale · b aᵀ + δ: [K, size]."""
         weights = zip(self.blocks, self.scale.unbind(1), self.delta.unbind(1), strict=True)
         return [b.curvature * scale[:, None] + delta[:, None] for b, scale, delta in weights]
 
@@ -214,7 +239,7 @@ def _eigen(matrix: Tensor, what: str) -> tuple[Tensor, Tensor]:
 
 
 def _kron_matmul(rows: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:
-    """v (left ⊗ right): [K, T, out · in], one batched product for each factor."""
+    """v (left ⊗ right) for rows v [K, T, out · in], by one batched product per factor."""
     members, count, size = rows.shape
     if right is not None:
         n = right.shape[-1]
@@ -233,7 +258,7 @@ def _transposed(matrix: Tensor | None) -> Tensor | None:
 
 
 def _per_block(value: float | Tensor, blocks: Sequence[KroneckerBlock], what: str) -> Tensor:
-    """A number, [K] or [K, blocks], as the last."""
+    """Expand a number, [K] or [K, blocks] to [K, blocks]."""
     like = blocks[0].curvature
     members, count = len(like), len(blocks)
     given = torch.as_tensor(value, dtype=like.dtype, device=like.device)

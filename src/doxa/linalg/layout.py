@@ -1,8 +1,8 @@
 """The positions of the tensors of a parameter dict in one flat vector.
 
-Every stacked state in doxa holds parameters as `[M, P]`: one row per member. A row is the
-concatenation of all trainable tensors, so an optimiser step, a norm, a momentum or a noise
-draw is one operation for all tensors of all members.
+Every stacked state contains parameters as `[M, P]`, with one row per member. A row is the
+concatenation of all trained tensors. An optimiser step, a norm, a momentum or a draw of noise is
+therefore one operation for all tensors of all members.
 """
 
 from __future__ import annotations
@@ -18,17 +18,29 @@ from torch import Tensor
 
 Params = dict[str, Tensor]
 
-LARGE = 1_000_000  # weights of a network from which nothing of the size of a row is copied
+LARGE = 1_000_000  # number of weights from which copies of whole rows are avoided
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor of the parameter dict."""
+    """One tensor of the parameter dict.
+
+    Parameters
+    ----------
+    name : str
+        Its name.
+    shape : tuple of int
+        Its shape, without a member axis.
+    fan_in : int
+        The number of inputs of each output of its layer.
+    centre : float
+        The centre of its prior, which is 1 for normalisation scales.
+    """
 
     name: str
     shape: tuple[int, ...]
     fan_in: int = 1
-    centre: float = 0.0  # the centre of its prior: 1 for normalisation scales
+    centre: float = 0.0
 
     @property
     def size(self) -> int:
@@ -36,21 +48,22 @@ class Entry:
 
 
 class NeedsRow(Exception):
-    """Rows of weights of which only the tensors are given (`SplitRow`) were used as rows."""
+    """Raised if an operation uses a `SplitRow` as a row, and not through its tensors."""
 
 
 class SplitRow(Tensor):
-    """Rows of weights [..., P] of which only the tensors in `parts` have gradients.
+    """Rows of weights [..., P] whose tensors, in `parts`, have gradients, but not the rows.
 
-    `Layout.unflatten` returns these tensors. The rows have a shape and a type, and `detach` returns
-    their values. Any other operation raises `NeedsRow`, because its gradient would be lost.
+    `Layout.unflatten` returns the tensors. The shape and the type of the rows can be read, and
+    `detach` returns their values. Any other operation on the rows raises `NeedsRow`, because its
+    gradient would be lost.
     """
 
     parts: Params
 
     @staticmethod
     def of(flat: Tensor, layout: Layout) -> SplitRow:
-        """Rows without a gradient, split into tensors that are views of them."""
+        """Split rows `flat` without a gradient into tensors that are views of them."""
         row = flat.as_subclass(SplitRow)
         tensors = layout.unflatten(flat)
         row.parts = {name: part.detach().requires_grad_() for name, part in tensors.items()}
@@ -71,7 +84,13 @@ _WITHOUT_GRADIENT |= {getattr(Tensor, k).__get__ for k in ("shape", "ndim", "dty
 
 
 class Layout:
-    """An ordered list of entries, with conversions between dicts and flat vectors."""
+    """An ordered list of entries, with conversions between dicts and flat vectors.
+
+    Parameters
+    ----------
+    entries : tuple of Entry
+        The tensors, in the order of the flat vector.
+    """
 
     def __init__(self, entries: tuple[Entry, ...]) -> None:
         self.entries = entries
@@ -84,7 +103,8 @@ class Layout:
         }
 
     def unflatten(self, flat: Tensor) -> Params:
-        """[..., P] to {name: [..., *shape]}. `split` keeps the backward pass a single `cat`."""
+        """Convert [..., P] to {name: [..., *shape]}. It uses `split`, whose backward pass is a
+        single `cat`."""
         if isinstance(flat, SplitRow):
             return dict(flat.parts)
         lead = flat.shape[:-1]
@@ -95,7 +115,7 @@ class Layout:
         }
 
     def flatten(self, params: Mapping[str, Tensor]) -> Tensor:
-        """{name: [..., *shape]} to [..., P]."""
+        """Convert {name: [..., *shape]} to [..., P]."""
         parts = []
         for entry in self.entries:
             value = params[entry.name]
@@ -104,7 +124,7 @@ class Layout:
         return torch.cat(parts, dim=-1)
 
     def index(self, names: Iterable[str]) -> Tensor:
-        """Positions in the flat vector of the named entries, in layout order."""
+        """The positions of the named entries in the flat vector, in the order of the layout."""
         wanted = set(names)
         ranges = [torch.arange(s.start, s.stop) for n, s in self.slices.items() if n in wanted]
         return torch.cat(ranges) if ranges else torch.empty(0, dtype=torch.long)
@@ -114,7 +134,7 @@ class Layout:
         return Layout(tuple(entry for entry in self.entries if entry.name in wanted))
 
     def per_element(self, values: Iterable[float]) -> Tensor:
-        """One number per entry, repeated for its elements: [P]."""
+        """A vector [P] in which the number of each entry is repeated for its elements."""
         return torch.repeat_interleave(
             torch.tensor(list(values), dtype=torch.float64), torch.tensor(self.sizes)
         )

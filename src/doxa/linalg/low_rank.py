@@ -1,4 +1,4 @@
-"""Low-rank covariances and precisions: a few directions in addition to independent parameters.
+"""Low-rank covariances and precisions: a diagonal plus a matrix of low rank.
 
 `LowRankPlusDiagonal` is Σ = D + F Fᵀ. With G = D^{-1/2} F and the R × R matrix
 C = I + Gᵀ G = I + V diag(s) Vᵀ:
@@ -7,10 +7,10 @@ C = I + Gᵀ G = I + V diag(s) Vᵀ:
     log|Σ| = log|D| + log|C|
     Σ     = R Rᵀ,  R = D^{1/2} (I + G V diag(1 / (1 + √(1 + s))) Vᵀ Gᵀ)
 
-R contains the square root of I + G Gᵀ, written without a division by s, which may be zero.
+R contains the square root of I + G Gᵀ. It is written without a division by s, because s may be 0.
 
-`LowRankPrecision` is Σ⁻¹ = D + F Fᵀ: the data determine a few directions. With
-G = D^{-1/2} F = U diag(√s) Vᵀ, U orthonormal:
+`LowRankPrecision` is Σ⁻¹ = D + F Fᵀ. It is used where the data determine a few directions, and the
+prior the others. With G = D^{-1/2} F = U diag(√s) Vᵀ, U orthonormal:
 
     Σ      = D^{-1/2} (I − U diag(s / (1 + s)) Uᵀ) D^{-1/2}                (Woodbury)
     log|Σ| = −log|D| − Σ log(1 + s)
@@ -35,10 +35,18 @@ from doxa.linalg.base import Structure, cholesky, per_member, refuse, refuse_var
 
 @dataclass(frozen=True, eq=False)
 class LowRankPlusDiagonal(Structure):
-    """Diagonal D [K, P] and factor F [K, P, R].
+    """The covariance D + F Fᵀ.
 
-    D may contain zeros (weights of SWAG that never moved). Then `solve`, `logdet` and `sample` from
-    P numbers raise an error; `sample` from P + R numbers and all other operations work.
+    D may contain zeros, such as those of SWAG for weights that never moved. Then `solve`, `logdet`,
+    and `sample` from P numbers raise an error. All other operations work, also `sample` from P + R
+    numbers.
+
+    Parameters
+    ----------
+    variance : Tensor of shape [K, P]
+        The diagonal D.
+    factor : Tensor of shape [K, P, R]
+        The factor F.
     """
 
     name = "low-rank"
@@ -68,10 +76,10 @@ class LowRankPlusDiagonal(Structure):
         return self.size + self.rank
 
     def sample(self, eps: Tensor) -> Tensor:
-        """Draws from N(0, Σ): [..., K, P] to the same shape, or from [..., K, P + R].
+        """Draws from N(0, Σ), [..., K, P], from normal numbers [..., K, P] or [..., K, P + R].
 
-        The second form, D^{1/2} ε₁ + F ε₂, needs no decomposition. It is faster for a few draws,
-        allows D = 0, and has a gradient everywhere.
+        With P + R numbers, a draw is D^{1/2} ε₁ + F ε₂, which needs no decomposition. This is
+        faster for a few draws, allows zeros in D, and has a gradient everywhere.
         """
         if self.rank == 0 or eps.shape[-1] != self.size + self.rank:
             return super().sample(eps)
@@ -133,7 +141,15 @@ class LowRankPlusDiagonal(Structure):
 
 @dataclass(frozen=True, eq=False)
 class LowRankPrecision(Structure):
-    """Precisions D [K, P], all positive, and factor F [K, P, R]."""
+    """The covariance (D + F Fᵀ)⁻¹.
+
+    Parameters
+    ----------
+    precision : Tensor of shape [K, P]
+        The diagonal D, which must be positive.
+    factor : Tensor of shape [K, P, R]
+        The factor F.
+    """
 
     name = "low-rank-precision"
 
@@ -199,7 +215,7 @@ class LowRankPrecision(Structure):
         basis = (
             whitened @ vectors / scores.clamp(min=torch.finfo(scores.dtype).tiny).sqrt()[:, None]
         )
-        # directions that are only round-off are not unit vectors: set to zero
+        # directions that are only round-off have no unit vector in U, and are set to zero
         counts = scores > torch.finfo(scores.dtype).eps * scores.amax(-1, keepdim=True)
         return scores * counts, (basis * counts[:, None]).to(self.factor.dtype)
 

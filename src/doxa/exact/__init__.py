@@ -1,4 +1,4 @@
-"""Models whose posterior is exact: linear in their features, and averages of models."""
+"""Exact posteriors of models that are linear in their features, and averages over models."""
 
 from doxa.exact.models import model_average, posterior_over_models
 

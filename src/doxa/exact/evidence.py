@@ -1,20 +1,24 @@
-"""σ² and the prior variance s² of a linear model, by evidence or by maximum likelihood.
+"""The noise variance σ² and the prior variance s² of a linear model, by evidence or by maximum
+likelihood.
 
-The statistics of the data are sums over rows, and their spectrum. With ΦᵀΦ = V diag(λ) Vᵀ, b = Vᵀŵ
-of least squares, RSS its residual and ρ = s²/σ², for each output
+The data enter through sums over rows (`Statistics`) and their eigendecomposition (`Spectrum`). With
+ΦᵀΦ = V diag(λ) Vᵀ, the least-squares weights ŵ, b = Vᵀŵ, the residual sum of squares RSS of ŵ, and
+ρ = s²/σ², the log evidence of each output is
 
     log p(y | σ, s) = −½ [n log 2πσ² + Σ_j log(1 + ρλ_j) + (RSS + Σ_j λ_j b_j² / (1 + ρλ_j)) / σ²]
 
 This is log N(y; 0, σ²I + s²ΦΦᵀ) at the cost of a few sums, and it is accurate for any ratio ρ. The
-same holds for the posterior's moments, V diag(ρλ/(1 + ρλ)) b and V diag(s²/(1 + ρλ)) Vᵀ.
+same holds for the mean and covariance of the posterior, V diag(ρλ/(1 + ρλ)) b and
+V diag(s²/(1 + ρλ)) Vᵀ.
 
-The sums are taken about a function Φw₀ near the data. If they were taken about 0, RSS = yᵀy − …
-would lose everything below the last digit of yᵀy, which is all of it if σ is below 1e-8 of y.
+**Precision.** The sums are of e = y − Φw₀, where Φw₀ is a function near the data. With w₀ = 0, RSS
+would be a difference of numbers as large as yᵀy, and would lose all digits below the last digit of
+yᵀy. These are all of its digits if σ is below 1e-8 of y.
 
-One unknown at a time is found on a grid, and refined by golden section and Newton steps, for all
-members (and outputs) at once. The function may have two maxima, so a gradient from one start would
-not be enough. The grid reaches as far as a maximum can lie. These limits follow from the data, so
-no ratio of signal to noise is assumed.
+**Search.** One unknown at a time is found on a grid, and refined by golden section and Newton
+steps, for all members (and outputs) at once. The evidence may have two maxima, so a gradient method
+from one start would not be enough. The ends of the grid follow from the data: no maximum can lie
+beyond them. So no ratio of signal to noise is assumed.
 """
 
 from __future__ import annotations
@@ -29,9 +33,20 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Statistics:
-    """Sums over rows, with e = y − Φw₀; all in float64.
+    """Sums over rows in float64, with e = y − Φw₀.
 
-    gram: ΦᵀΦ [K, F, F]. cross: Φᵀe [K, F, O]. square: eᵀe [K, O]. n: [K]. origin: w₀ [K, F, O].
+    Parameters
+    ----------
+    gram : Tensor of shape [K, F, F]
+        ΦᵀΦ.
+    cross : Tensor of shape [K, F, O]
+        Φᵀe.
+    square : Tensor of shape [K, O]
+        eᵀe per output.
+    n : Tensor of shape [K]
+        The number of rows, or the sum of their weights.
+    origin : Tensor of shape [K, F, O]
+        w₀.
     """
 
     gram: Tensor
@@ -41,7 +56,7 @@ class Statistics:
     origin: Tensor
 
     def plus(self, phi: Tensor, y: Tensor) -> Statistics:
-        """The sums with further rows φ [(K,) N, F] and y [N, O]."""
+        """The sums with further rows added: φ [N, F] or [K, N, F], and y [N, O]."""
         e = y - phi @ self.origin  # [K, N, O]
         return Statistics(
             self.gram + phi.mT @ phi,
@@ -54,11 +69,22 @@ class Statistics:
 
 @dataclass(frozen=True)
 class Spectrum:
-    """The same sums in the basis of the eigenvectors of ΦᵀΦ.
+    """The sums of `Statistics` in the basis of the eigenvectors of ΦᵀΦ.
 
-    values: λ [M, F]. vectors: V [M, F, F]. best: b [M, F, O]. residual: RSS [M, O]. n: [M].
-    resolution: the RSS that an exact fit would have because of rounding [M, O]; RSS is at least
-    that.
+    Parameters
+    ----------
+    values : Tensor of shape [M, F]
+        The eigenvalues λ.
+    vectors : Tensor of shape [M, F, F]
+        The eigenvectors V.
+    best : Tensor of shape [M, F, O]
+        b, the least-squares weights in this basis.
+    residual : Tensor of shape [M, O]
+        RSS. It is at least `resolution`.
+    n : Tensor of shape [M]
+        The number of rows.
+    resolution : Tensor of shape [M, O]
+        The RSS that an exact fit would have because of rounding.
     """
 
     values: Tensor
@@ -70,10 +96,11 @@ class Spectrum:
 
     @classmethod
     def of(cls, data: Statistics, dtype: torch.dtype) -> Spectrum:
-        """The spectrum of sums over rows that were given in `dtype`.
+        """Compute the spectrum of sums over rows that were given in the type `dtype`.
 
-        If y = Φŵ is rounded to a relative ε, a row misses it by at most ε (|y| + Σ_f |φ_f ŵ_f|);
-        RSS is itself a difference of two numbers.
+        `resolution` has two parts. If data with y = Φŵ are rounded with a relative error ε, the
+        residual of a row is at most ε (|y| + Σ_f |φ_f ŵ_f|). And RSS is the difference of two
+        numbers, with the rounding error of the larger one.
         """
         values, vectors = torch.linalg.eigh(data.gram)
         tiny, size = torch.finfo(values.dtype).eps, values.shape[-1]
@@ -92,21 +119,21 @@ class Spectrum:
 
     @property
     def fitted(self) -> Tensor:
-        """λb², the part of yᵀy that each direction explains, [M, F, O]."""
+        """λb², the part of yᵀy that each eigenvector explains, [M, F, O]."""
         return self.values[..., None] * self.best.square()
 
     @property
     def square(self) -> Tensor:
-        """yᵀy: [M, O]."""
+        """yᵀy per output, [M, O]."""
         return self.residual + self.fitted.sum(1)
 
     def misfit(self, rho: Tensor) -> Tensor:
-        """yᵀ (I + ρΦΦᵀ)⁻¹ y for ρ = s²/σ² [M, O or 1]: [M, O]."""
+        """yᵀ (I + ρΦΦᵀ)⁻¹ y, [M, O], for ρ = s²/σ² [M, O or 1]."""
         shrink = 1.0 + rho.unsqueeze(1) * self.values[..., None]  # [M, F, ·]
         return self.residual + (self.fitted / shrink).sum(1)
 
     def complexity(self, rho: Tensor) -> Tensor:
-        """log |I + ρΦΦᵀ|: [M, O or 1]."""
+        """log |I + ρΦΦᵀ|, [M, O or 1], for ρ = s²/σ² [M, O or 1]."""
         return torch.log1p(rho.unsqueeze(1) * self.values[..., None]).sum(1)
 
     def log_evidence(self, log_noise: Tensor, log_std: Tensor) -> Tensor:
@@ -128,8 +155,8 @@ class Spectrum:
         return root[..., None] * self.vectors.mT[:, None]
 
     def undecided(self, log_noise: Tensor, log_std: Tensor) -> Tensor:
-        """Whether the evidence cannot distinguish σ from zero, [M, O or 1]: σ is at the resolution,
-        or a thousandth of it has the same evidence."""
+        """Whether the evidence cannot distinguish σ from zero, [M, O or 1]. This is so if σ is at
+        the resolution, or if σ/1000 has the same evidence."""
         sure = replace(self, residual=self.residual - self.resolution)
         here, below = (sure.log_evidence(log_noise - d, log_std) for d in (0.0, math.log(1e3)))
         gain, floor = below - here, self.resolution / self.n[:, None]
@@ -145,7 +172,22 @@ _GOLDEN = (math.sqrt(5) - 1) / 2
 def by_evidence(
     data: Spectrum, log_noise: Tensor | None, log_std: Tensor | None, per_output: bool
 ) -> tuple[Tensor, Tensor]:
-    """log σ [M, 1 or O] and log s [M] at the maximum of the evidence; given values stay fixed."""
+    """Maximise the evidence over σ and s.
+
+    Parameters
+    ----------
+    data : Spectrum
+        The data.
+    log_noise, log_std : Tensor or None
+        Given values of log σ and log s, which stay fixed.
+    per_output : bool
+        Whether each output has its own σ.
+
+    Returns
+    -------
+    tuple of Tensor
+        log σ [M, 1 or O] and log s [M].
+    """
     if log_noise is not None and log_std is not None:
         return log_noise, log_std
     if log_noise is not None:
@@ -155,7 +197,7 @@ def by_evidence(
     log_noise, log_std = _fit_both(data)
     if not per_output:
         return log_noise, log_std
-    for _ in range(25):  # by coordinates: noise levels depend on each other only by s
+    for _ in range(25):  # coordinate ascent: the noise levels depend on each other only through s
         before, log_noise = log_std, _fit_noise(data, log_std, per_output)
         log_std = _fit_std(data, log_noise)
         if bool(((log_std - before).abs() < 1e-10).all()):
@@ -164,13 +206,13 @@ def by_evidence(
 
 
 def by_likelihood(data: Spectrum, per_output: bool) -> Tensor:
-    """log σ by maximum likelihood, σ² = RSS/n: [M, 1 or O]."""
+    """log σ by maximum likelihood, σ² = RSS/n, as a tensor [M, 1 or O]."""
     each = data.residual / data.n[:, None]
     return 0.5 * (each if per_output else each.mean(1, keepdim=True)).log()
 
 
 def _scales(data: Spectrum) -> tuple[Tensor, Tensor]:
-    """The largest λ and the smallest λ above 0, [M]; 1 if all are 0."""
+    """The largest λ and the smallest positive λ of each member, [M]. Both are 1 if all λ are 0."""
     most = data.values.amax(-1)
     most = torch.where(most > 0, most, torch.ones_like(most))
     least = data.values.masked_fill(data.values <= 0, math.inf).amin(-1)
@@ -178,10 +220,13 @@ def _scales(data: Spectrum) -> tuple[Tensor, Tensor]:
 
 
 def _fit_both(data: Spectrum) -> tuple[Tensor, Tensor]:
-    """The maximum over ρ = s²/σ², with σ² at its maximum for each ρ, which is misfit / (n O).
+    """The maximum over ρ = s²/σ². For each ρ, the best σ² is misfit / (n O).
 
-    In log ρ the slope is ½ Σ_jo [(nO λ_j b_jo² / misfit) u/(1 + u)² − u/(1 + u)] with u = ρλ_j:
-    no maximum lies beyond 1 + u = nO Σ λb² / RSS for the least λ.
+    With u = ρλ_j, the derivative with respect to log ρ is
+
+        ½ Σ_jo [(nO λ_j b_jo² / misfit) u/(1 + u)² − u/(1 + u)],
+
+    so no maximum lies beyond 1 + u = nO Σ λb² / RSS for the smallest λ.
     """
     count, outputs = data.n * data.square.shape[1], data.square.shape[1]
 
@@ -202,8 +247,11 @@ def _fit_both(data: Spectrum) -> tuple[Tensor, Tensor]:
 def _fit_std(data: Spectrum, log_noise: Tensor) -> Tensor:
     """The maximum over s at a given σ.
 
-    The slope in log s² is ½ Σ_jo [(λ_j b_jo²/σ_o²) u/(1 + u)² − u/(1 + u)] with u = s²λ_j/σ_o²:
-    no maximum lies beyond s²λ = λb² for the least λ.
+    With u = s²λ_j/σ_o², the derivative with respect to log s² is
+
+        ½ Σ_jo [(λ_j b_jo²/σ_o²) u/(1 + u)² − u/(1 + u)],
+
+    so no maximum lies beyond s²λ = λb² for the smallest λ.
     """
     most, least = _scales(data)
     low = log_noise.amin(1) - 0.5 * (most.log() + math.log(1e6))
@@ -215,8 +263,8 @@ def _fit_std(data: Spectrum, log_noise: Tensor) -> Tensor:
 def _fit_noise(data: Spectrum, log_std: Tensor, per_output: bool) -> Tensor:
     """The maximum over σ at a given s.
 
-    There σ² = |y − Φμ|² / (n − γ) with γ ≥ 0, which is at least RSS/n. Beyond yᵀy every term of the
-    slope is negative.
+    At the maximum, σ² = |y − Φμ|² / (n − γ) with γ ≥ 0, which is at least RSS/n. For σ² above yᵀy,
+    every term of the derivative is negative.
     """
     size = torch.stack([data.residual / data.n[:, None], data.square])  # [2, M, O]
     low, high = 0.5 * (size if per_output else size.mean(2, keepdim=True)).log()
@@ -229,7 +277,20 @@ def _fit_noise(data: Spectrum, log_std: Tensor, per_output: bool) -> Tensor:
 
 
 def maximise(value: Callable[[Tensor], Tensor], low: Tensor, high: Tensor) -> Tensor:
-    """The maximum of each element of a function of tensors on [low, high]."""
+    """The argument on [low, high] that maximises a function, for each element of tensors.
+
+    Parameters
+    ----------
+    value : callable
+        The function, from a tensor to a tensor of values, element by element.
+    low, high : Tensor
+        The ends of the interval of each element.
+
+    Returns
+    -------
+    Tensor
+        The arguments.
+    """
     points = [torch.lerp(low, high, i / (_GRID - 1)) for i in range(_GRID)]
     best = torch.stack([value(point) for point in points]).argmax(0)
     width = (high - low) / (_GRID - 1)
@@ -240,7 +301,7 @@ def maximise(value: Callable[[Tensor], Tensor], low: Tensor, high: Tensor) -> Te
         right = value(c) < value(d)
         a, b = torch.where(right, c, a), torch.where(right, b, d)
     at = (a + b) / 2
-    for _ in range(3):  # golden section has half of the digits; Newton steps find the rest
+    for _ in range(3):  # golden section finds half of the digits, and Newton steps the others
         with torch.enable_grad():
             x = at.detach().requires_grad_()
             (first,) = torch.autograd.grad(value(x).sum(), x, create_graph=True)

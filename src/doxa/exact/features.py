@@ -1,11 +1,12 @@
-"""Features φ(x) of linear models: inputs, polynomials, bumps, waves, or a network's last layer.
+"""Features φ(x) of linear models: the inputs, or functions of them.
 
     polynomial   all monomials of the inputs up to a total degree
     rbf          φ_j(x) = exp(−‖x − c_j‖² / 2ℓ²), centres c_j drawn from the training rows
     fourier      φ_j(x) = √(2/m) cos(ω_jᵀx + b_j), ω ~ N(0, ℓ⁻²), b ~ U(0, 2π): as m grows, φᵀφ' is
                  the squared-exponential kernel (Rahimi & Recht, 2007)
 
-All are computed in float64. The intercept is a feature that is always 1.
+A function of the user, or the last hidden layer of a network, may give the features too. All are
+computed in float64. The intercept is a feature that is always 1.
 """
 
 from __future__ import annotations
@@ -26,14 +27,22 @@ from doxa.method import Run
 from doxa.model import Model
 from doxa.noise import generator
 
-MOST_MONOMIALS = 5000  # features: the covariance is a dense matrix
+MOST_MONOMIALS = 5000  # largest number of features, whose covariance is a dense matrix
 
 
 @dataclass(frozen=True)
 class Basis:
-    """A kind of features. What it needs besides x (centres, frequencies) is in `tensors`.
+    """A kind of features. A call computes φ(x); its argument `tensors` has the centres or
+    frequencies, if this kind needs them.
 
-    kind: "inputs", "polynomial", "rbf", "fourier" or "function" (a callable, or a network).
+    Parameters
+    ----------
+    kind : str
+        "inputs", "polynomial", "rbf", "fourier", or "function" for a callable or a network.
+    degree : int
+        The degree of a polynomial.
+    intercept : bool
+        Whether a feature that is always 1 is added.
     """
 
     kind: str
@@ -47,8 +56,24 @@ class Basis:
         function: Callable[[Any], Tensor] | None = None,
         lead: int = 0,
     ) -> Tensor:
-        """φ [N, F] of inputs [N, ...]; [M, N, F] if x (lead = 1) or `tensors` have a member
-        axis."""
+        """The features of inputs x.
+
+        Parameters
+        ----------
+        x : Tensor, tuple or dict
+            Inputs [N, ...], or [M, N, ...] with a member axis.
+        tensors : dict of str to Tensor
+            Centres or frequencies per member, from `random_features`.
+        function : callable, optional
+            The function of the kind "function".
+        lead : int
+            1 if x has a member axis, else 0.
+
+        Returns
+        -------
+        Tensor
+            φ [N, F], or [M, N, F] if x or `tensors` have a member axis.
+        """
         if self.kind == "function":
             assert function is not None
             phi = _call(function, x, lead)
@@ -74,8 +99,26 @@ class Basis:
 
 
 def network_features(basis: Basis, net: Model, theta: Tensor, x: Any, lead: int = 0) -> Tensor:
-    """φ of the inputs of a network's last layer, at weights [K, P]: as from `Basis` if all members
-    have the same weights, else [K, N, F]."""
+    """The features of a basis whose function is a network without its last layer.
+
+    Parameters
+    ----------
+    basis : Basis
+        The basis, of kind "function".
+    net : Model
+        The network.
+    theta : Tensor of shape [K, P]
+        Its weights.
+    x : Tensor, tuple or dict
+        The inputs.
+    lead : int
+        1 if x has a member axis, else 0.
+
+    Returns
+    -------
+    Tensor
+        φ [K, N, F]. It has no member axis if all members have the same weights and x has none.
+    """
 
     def of(row: Tensor) -> Callable[[Any], Tensor]:
         params = net.layout.unflatten(row)
@@ -88,7 +131,7 @@ def network_features(basis: Basis, net: Model, theta: Tensor, x: Any, lead: int 
 
 
 def monomials(inputs: int, degree: int) -> list[tuple[int, ...]]:
-    """Index tuples of all products of 1 to `degree` inputs."""
+    """The products of 1 to `degree` inputs, each as the tuple of the indices of its inputs."""
     if math.comb(inputs + degree, degree) > MOST_MONOMIALS:
         raise MethodError(
             f"{inputs} inputs have {math.comb(inputs + degree, degree)} monomials up to degree "
@@ -99,7 +142,8 @@ def monomials(inputs: int, degree: int) -> list[tuple[int, ...]]:
 
 
 def random_features(basis: Basis, run: Run, count: int, lengthscale: Tensor) -> Params:
-    """Centres or frequencies for each member, [M, count, D], from its seed and its rows."""
+    """The random centres or frequencies of each member, [M, count, D]. They are drawn with the
+    member's seed, and centres from the member's rows. Empty for other kinds of features."""
     if basis.kind not in ("rbf", "fourier"):
         return {}
     inputs = _matrix(run.rows.take(run.rows.rows[0][:1])[0]).shape[-1]
@@ -128,7 +172,7 @@ def _matrix(x: Any, lead: int = 0) -> Tensor:
 
 
 def _call(function: Callable[[Any], Tensor], x: Any, lead: int) -> Tensor:
-    """The user's features of x. The user's function is called without a member axis."""
+    """Call the user's function. A member axis of x is merged with the axis of rows for the call."""
     shape = tree_flatten(x)[0][0].shape[: lead + 1]
     flat = tree_map(lambda t: t.flatten(0, 1), x) if lead else x
     with torch.no_grad():

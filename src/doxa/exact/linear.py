@@ -4,13 +4,16 @@
     Σ⁻¹ = ΦᵀΦ/σ² + I/s²,    μ = ΣΦᵀy/σ²
     y* ~ N(φ*ᵀμ, σ² + φ*ᵀΣφ*),    p(y) = N(y; 0, σ²I + s²ΦΦᵀ)
 
-Bishop (2006), ch. 3; MacKay (1992). A first pass over the data adds up ΦᵀΦ and Φᵀy, which give
-least squares. A second pass adds up the residuals of y, which keeps the digits of small noise. All
-runs are computed at once, in float64 for data of any type; the rest is linear algebra on F × F
-matrices. Without a network, the features are the inputs or a basis of them. With a network, they
-are the inputs of its last layer; the weights before it are drawn from the seed, or are the
-network's own with init="given". If the noise or the prior's scale is not given, it is found by
-evidence. The posterior is exact under the assumptions: a linear function and Gaussian noise.
+Bishop (2006), ch. 3; MacKay (1992). The data are read twice. The first pass sums ΦᵀΦ and Φᵀy, which
+give the least-squares solution. The second pass sums the residuals of y, so that a small noise
+keeps its digits. The rest is linear algebra with F × F matrices. All runs are computed at once, in
+float64 for data of any type.
+
+Without a network, the features are the inputs or a basis of them. With a network, they are the
+inputs of its last layer. The weights of the layers before it are drawn from the seed; with
+init="given" they are those of the given network. If the noise or the scale of the prior is not
+given, it is found by maximising the evidence. The posterior is exact if its assumptions hold: a
+function that is linear in w, and Gaussian noise.
 """
 
 from __future__ import annotations
@@ -39,8 +42,8 @@ from doxa.method.method import Workload, flag, one_of, positive, require, whole
 from doxa.posterior import Posterior, Status
 
 _SUMS = ("cross", "square")
-_FEWEST = 12  # rows; the evidence of fewer does not give the noise well enough for a status "ok"
-_MATRICES = 5  # matrices [F, F] at the peak of a fit, as measured
+_FEWEST = 12  # with fewer rows, the noise by evidence is too uncertain for the status "ok"
+_MATRICES = 5  # number of matrices [F, F] at the peak of a fit, as measured
 
 log = logging.getLogger("doxa")
 
@@ -115,7 +118,7 @@ class BayesianLinear(Method):
         return kept + self._matrices(work.members, size + self.intercept)
 
     def _matrices(self, members: int, size: int) -> int:
-        """Bytes of ΦᵀΦ for this number of features, of its eigenvectors, and of workspace."""
+        """The bytes of ΦᵀΦ, of its eigenvectors and of the workspace, for `size` features."""
         return _MATRICES * 8 * members * size**2
 
     def init(self, run: Run) -> State:
@@ -146,7 +149,7 @@ class BayesianLinear(Method):
         }  # fmt: skip
 
     def _drawn(self, run: Run) -> State:
-        """What the features need besides x: centres, frequencies, or the network's weights."""
+        """The tensors that the features need besides x: centres, frequencies, or weights."""
         lengthscale = run.field(self, "lengthscale")
         tensors = random_features(self._basis(run), run, self.count, lengthscale)
         state = {f"features.{name}": value for name, value in tensors.items()}
@@ -185,28 +188,30 @@ class BayesianLinear(Method):
         return basis(x, feature_tensors(state), function, lead)
 
     def _start(self, run: Run, state: State) -> State:
-        """Sums about 0, before any row."""
+        """Set the sums about 0 to their values before any row."""
         return state | {k: torch.zeros_like(state[k]) for k in ("gram", *_SUMS, "origin")}
 
     def _centre(self, run: Run, state: State) -> State:
-        """Sums about the least-squares function, before any row."""
+        """Compute the least-squares solution w₀, and set the sums about Φw₀ to their values before
+        any row."""
         data = Spectrum.of(self._statistics(run, state), run.dtype)
         origin = {"origin": data.vectors @ data.best}
         return state | origin | {k: torch.zeros_like(state[k]) for k in _SUMS}
 
     def _add(self, run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
-        """Add ΦᵀΦ, Φᵀy and yᵀy of further rows. Features that all members share are computed
-        once."""
+        """Add ΦᵀΦ, Φᵀy and yᵀy of the rows of a batch. Features that are the same for all members
+        are computed once."""
         phi, weighted = self._features(run, state, batch)
         state = {**state, "gram": state["gram"] + weighted.mT @ phi}
         return self._with_rest(state, batch, phi, weighted), {}
 
     def _add_rest(self, run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
-        """Add Φᵀe and eᵀe of further rows, with e = y − Φw₀."""
+        """Add Φᵀe and eᵀe of the rows of a batch, with e = y − Φw₀."""
         return self._with_rest(state, batch, *self._features(run, state, batch)), {}
 
     def _features(self, run: Run, state: State, batch: Batch) -> tuple[Tensor, Tensor]:
-        """φ, and φ times the weights of the rows: [(M,) B, F]."""
+        """φ, and φ times the weights of the rows. Both are [B, F], or [M, B, F] if members
+        differ."""
         phi = self._phi(run, state, self._basis(run), batch.x, 0 if batch.shared else 1)
         return phi, phi if batch.weight is None else phi * batch.weight.double()[..., None]
 
@@ -222,7 +227,7 @@ class BayesianLinear(Method):
         }
 
     def _settle(self, run: Run, state: State) -> State:
-        """The noise and the prior's scale, for all members at once."""
+        """Find the noise and the scale of the prior, for all members at once."""
         likelihood, log_noise = given_noise(run, self)
         per_output = likelihood.per_output
         log_std = None
@@ -240,8 +245,8 @@ class BayesianLinear(Method):
         return {**state, "log_noise": log_noise.expand_as(state["log_noise"]), "log_std": log_std}
 
     def _statistics(self, run: Run, state: State) -> Statistics:
-        """The sums of all runs. Runs of lower degree lack the higher monomials; columns of zeros
-        have no effect."""
+        """The sums of all runs. For a run of lower degree, the columns of the monomials that it
+        lacks are set to zero, and have no effect."""
         gram, cross = state["gram"], state["cross"]
         if "degree" in run.hyper:
             keep = torch.stack([self._columns(run, state, m) for m in range(run.size)]).double()
@@ -249,7 +254,7 @@ class BayesianLinear(Method):
         return Statistics(gram, cross, state["square"], run.n.double(), state["origin"])
 
     def _columns(self, run: Run, state: State, member: int) -> Tensor:
-        """The features that the run of a member has: [F]."""
+        """Which features the run of a member has, [F]."""
         size = state["gram"].shape[-1]
         keep = torch.ones(size, dtype=torch.bool, device=run.device)
         if "degree" in run.hyper:
@@ -292,7 +297,7 @@ class BayesianLinear(Method):
         return posterior
 
     def _fewest(self, run: Run) -> float:
-        """The effective number of rows of the member with the fewest."""
+        """The smallest effective number of rows of a member."""
         return min(run.rows.effective_rows(run.rows.rows[split]) for split in run.split_of)
 
 
@@ -302,7 +307,7 @@ def feature_tensors(state: State) -> Params:
 
 
 def _say_network(run: Run) -> None:
-    """Log which layers of a given network are fitted: only the last one."""
+    """Log that only the last layer of a given network is fitted."""
     before = [n for n in run.net.subset_names if not n.startswith(f"{run.net.head}.")]
     if before and run.settings.fresh:
         log.warning(

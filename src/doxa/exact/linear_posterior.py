@@ -2,7 +2,8 @@
 
     Σ_o⁻¹ = ΦᵀΦ/σ_o² + I/s²,    μ_o = Σ_o Φᵀy_o/σ_o²
 
-It stores the data's sufficient statistics, so that further rows update it exactly.
+It stores the sufficient statistics of the data, so that it can be updated exactly with further
+rows.
 """
 
 from __future__ import annotations
@@ -38,10 +39,24 @@ class LinearPosterior(Posterior):
 
     Parameters
     ----------
-    basis, features: what φ is, and the tensors it needs. theta: the network's weights, for φ that
-        comes from one.
-    statistics: the data. log_noise: log σ [K, ...] in fitted units. log_std: log s [K].
-    event: the shape of one target. weighted: rows had weights, so there is no evidence.
+    *args, **kw
+        As in `Posterior`.
+    basis : Basis
+        The features φ.
+    features : dict of str to Tensor
+        The tensors that φ needs: centres or frequencies.
+    statistics : Statistics
+        The sums over the rows.
+    log_noise : Tensor of shape [K, ...]
+        log σ, in fitted units.
+    log_std : Tensor of shape [K]
+        log s.
+    event : tuple of int
+        The shape of one target.
+    theta : Tensor, optional
+        The weights of the network, if it gives the features.
+    weighted : bool
+        Whether the rows had weights. There is then no evidence.
     """
 
     kind = "linear"
@@ -95,7 +110,7 @@ class LinearPosterior(Posterior):
 
     @cached_property
     def _levels(self) -> Tensor:
-        """log σ [K, O'], with O' = 1 if all outputs share it."""
+        """log σ [K, O'], where O' = 1 if all outputs have the same σ, else O."""
         return self.log_noise.double().reshape(self.members, -1)
 
     @cached_property
@@ -104,23 +119,23 @@ class LinearPosterior(Posterior):
 
     @property
     def undecided(self) -> Tensor:
-        """Whether the data cannot distinguish the noise from zero: [K, O']."""
+        """Whether the data cannot distinguish the noise from zero, [K, O']."""
         return self._spectrum.undecided(self._levels, self.log_std)
 
     @cached_property
     def covariance(self) -> Dense:
-        """Σ for each of the K × O' members and noise levels."""
+        """Σ, one per member and noise level: K · O' covariances."""
         root = self._spectrum.precision_root(self._levels, self.log_std)
         return Dense.from_precision_root(root.flatten(0, 1))
 
     @cached_property
     def mean(self) -> Tensor:
-        """μ: [K, F, O]."""
+        """The posterior mean μ, [K, F, O]."""
         return self._spectrum.mean(self._levels, self.log_std)
 
     @property
     def noise(self) -> Tensor:
-        """σ of each member, in units of y: [K, ...]."""
+        """The noise σ of each member in units of y, [K, ...]."""
         std = self.log_noise.double().exp()
         if self.scales.y_scale is None:
             return std
@@ -128,7 +143,7 @@ class LinearPosterior(Posterior):
 
     @property
     def prior_std(self) -> Tensor:
-        """s of each member, in fitted units: [K]."""
+        """The prior standard deviation s of each member in fitted units, [K]."""
         return self.log_std.exp()
 
     def _evidence(self) -> float:
@@ -138,14 +153,14 @@ class LinearPosterior(Posterior):
         return float(torch.logsumexp(total, 0) - math.log(self.members))
 
     def _phi(self, x: Any) -> Tensor:
-        """φ of fitted inputs: [N, F] or [K, N, F]."""
+        """φ of inputs in fitted units, [N, F] or [K, N, F]."""
         if self.model is not None and self.theta is not None:
             return network_features(self.basis, self.model, self.theta, x)
         function = self.method.features if callable(self.method.features) else None
         return self.basis(x, self.feature_tensors, function)
 
     def _chunks(self, x: Any) -> Iterator[Tensor]:
-        """φ in blocks of rows: [K, B, F]."""
+        """φ in blocks of rows, [K, B, F] each."""
         width = 8 * self.members * self.statistics.gram.shape[-1]
         step = max(1, _CHUNK_BYTES // width)
         for start in range(0, rows_of(x, "x"), step):
@@ -153,7 +168,8 @@ class LinearPosterior(Posterior):
             yield phi.expand(self.members, -1, -1)
 
     def _predict(self, x: Any, n: int | None, seed: int | None, keep: str) -> Predictive:
-        """The closed form: a Gaussian for each row, for any n. Draws come from `functions`."""
+        """The prediction in closed form: a Gaussian per row and member, whatever n is. For draws,
+        use `functions`."""
         self.sampling(n, seed, keep)
         x = self.check_inputs(x)
         levels = self._levels.shape[1]
@@ -176,7 +192,7 @@ class LinearPosterior(Posterior):
         return self._drawn(self.check_inputs(x), owner, self._weights(n, seed))
 
     def _draw_prior_functions(self, x: Any, n: int, seed: int | None) -> Tensor:
-        """Φw with w ~ N(0, s²I)."""
+        """Draws of Φw with w ~ N(0, s²I)."""
         seed = self.sampling(n, seed, "samples")
         counts, size = self.split(n), self.statistics.gram.shape[-1]
         keys = [f"{self.ids[k]}/{j}" for k, c in enumerate(counts) for j in range(c)]
@@ -186,18 +202,19 @@ class LinearPosterior(Posterior):
         return self._drawn(self.check_inputs(x), owner, weight)
 
     def _drawn(self, x: Any, owner: Tensor, weight: Tensor) -> Tensor:
-        """The functions with weights [n, F, O] of the members `owner` [n], in units of y."""
+        """The functions with these weights [n, F, O], in units of y. Draw i uses the features of
+        member `owner[i]`."""
         f = torch.cat([phi[owner.to(phi.device)] @ weight for phi in self._chunks(x)], 1)
         f = f.reshape(*f.shape[:2], *self.event).to(self.dtype)
         return self.likelihood.location(f, 1)
 
     def draw(self, n: int | None = None, seed: int | None = None) -> Params:
-        """{"weight": [n, F, O]}, in fitted units."""
+        """Draws of the weights, {"weight": [n, F, O]}, in fitted units."""
         seed = self.sampling(n, seed, "samples")
         return {"weight": self._weights(_DEFAULT_DRAWS if n is None else n, seed).to(self.dtype)}
 
     def _weights(self, n: int, seed: int) -> Tensor:
-        """Draws of the weights [n, F, O], member by member."""
+        """Draws of the weights, [n, F, O], in the order of the members."""
         counts, size = self.split(n), self.statistics.gram.shape[-1]
         most, levels = max(counts), self._levels.shape[1]
         keys = [f"{k}/{j}" for k in self.ids for j in range(most)]
@@ -213,7 +230,7 @@ class LinearPosterior(Posterior):
         return torch.cat([drawn[k, :count] for k, count in enumerate(counts)])
 
     def features(self, x: Any) -> Tensor:
-        """φ(x), averaged over members: [N, F]."""
+        """The mean of φ(x) over members, [N, F]."""
         phi = self._phi(self.check_inputs(x))
         return (phi.mean(0) if phi.ndim == 3 else phi).to(self.dtype)
 

@@ -3,8 +3,8 @@
     p(M_i | D) = p(D | M_i) p(M_i) / Σ_j p(D | M_j) p(M_j)
     p(y | x, D) = Σ_i p(M_i | D) p(y | x, M_i, D)
 
-Models are compared by their log evidence. So each posterior must have one (exact, Laplace or GP),
-and all must be fitted to the same rows.
+Models are compared by their log evidence p(D | M_i). So each posterior must have one (exact,
+Laplace or GP), and all must be fitted to the same rows.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Shared by exact Gaussian models: given noise, targets as a matrix, and units.
 
-Targets [N, *event] become [N, O]. Given noise is a standard deviation in units of y, and is divided
-by the scale of the standardisation. Densities are reported in units of y.
+Targets [N, *event] are reshaped to [N, O]. Noise is given as a standard deviation in units of y,
+and is divided by the scale of the standardisation. Densities are reported in units of y.
 """
 
 from __future__ import annotations
@@ -34,8 +34,21 @@ def check_gaussian(run: Run, name: str) -> Gaussian:
 
 
 def given_noise(run: Run, method: Method) -> tuple[Gaussian, Tensor | None]:
-    """The likelihood with the noise that was given to the method, and log σ of each output in
-    fitted units, [M, O], or None if it is learned."""
+    """The noise of a fit, if it is not learned.
+
+    Parameters
+    ----------
+    run : Run
+        The run. Its likelihood must be Gaussian.
+    method : Method
+        The method, which may have the setting `noise`.
+
+    Returns
+    -------
+    tuple of (Gaussian, Tensor or None)
+        The likelihood with this noise, and log σ per output in fitted units, [M, O]. None if the
+        noise is learned.
+    """
     likelihood = check_gaussian(run, method.name)
     outputs = math.prod(event_of(run))
     value = method.settings().get("noise")
@@ -57,13 +70,14 @@ def _scale(scale: Any, outputs: int) -> Tensor:
 
 
 def units_log_jacobian(posterior: Posterior, count: Tensor, outputs: int) -> Tensor:
-    """log |d fitted / dy| of `count` rows (the sum of weights of each member), [K]."""
+    """log |d fitted / dy| summed over rows, [K]: the log density in units of y, minus that in
+    fitted units. `count` [K] is the number of rows, or the sum of their weights, per member."""
     logs = _scale(posterior.scales.y_scale, outputs).log().sum()
     return -count * logs.to(count.device)
 
 
 def new_targets(posterior: Posterior, x: Any, y: Any, event: Shape) -> tuple[Any, Tensor]:
-    """Further rows after checks, in fitted units: x, and y as [N, O]."""
+    """Check further rows, and convert them to fitted units: x, and y as [N, O]."""
     x = posterior.check_inputs(x)
     y = as_tensor(y, "y")
     check_finite(y, "y")

@@ -1,9 +1,10 @@
 """Storage on disk: safetensors and JSON in directories, atomic, durable, and with checksums.
 
 `write_artefact` and `read_artefact` store one object under one path. `Checkpoints` stores the
-latest states of a run, and `DrawsFile` the draws of samplers. `exclusive` locks a folder, so that
-one fit at a time writes to it. `encode` and `decode` convert registered dataclasses to JSON and
-back. Nothing is ever unpickled, and a file can only refer to classes that are registered in code.
+latest states of a run, and `DrawsFile` stores the draws of samplers. `exclusive` locks a folder, so
+that only one fit at a time writes to it. `encode` and `decode` convert registered dataclasses to
+JSON and back. Nothing is ever unpickled, and a file can refer only to classes that are registered
+in code.
 """
 
 from doxa.store.artefact import decoding, is_artefact, read_artefact, write_artefact, write_text

@@ -1,15 +1,15 @@
 """An artefact: a directory that is replaced atomically, so that it is never incomplete.
 
     path/tensors.safetensors    all tensors
-    path/meta.json              everything else, through `doxa.store.encode`
-    path/checksums.sha256       of both, as `sha256sum -c` reads it
+    path/meta.json              everything else, encoded by `doxa.store.encode`
+    path/checksums.sha256       the checksums of both files, in the format of `sha256sum -c`
 
 A new artefact is written beside `path` under a temporary name. Its files and directory are synced,
-and then it is renamed. POSIX cannot rename onto a non-empty directory, so an old artefact is first
-renamed to `.NAME.previous`. If the process is killed between the two renames, the old artefact is
-still there, and `read_artefact` finds it.
+and then the directory is renamed. POSIX cannot rename onto a non-empty directory, so an old
+artefact is first renamed to `.NAME.previous`. If the process is killed between the two renames,
+`read_artefact` reads the old artefact under that name.
 
-`write_text` writes a text file atomically: results as JSON, tables as Markdown.
+`write_text` writes a text file atomically, such as results as JSON or tables as Markdown.
 """
 
 from __future__ import annotations
@@ -41,26 +41,26 @@ except ImportError:  # Windows: abandoned temporary directories are not removed
 TENSORS, META, CHECKSUMS = "tensors.safetensors", "meta.json", "checksums.sha256"
 FILES = frozenset({TENSORS, META, CHECKSUMS})
 FORMAT = 1
-IN_MEMORY = 1 << 30  # bytes of tensors up to which they are not mapped, by default
+IN_MEMORY = 1 << 30  # bytes; by default, artefacts up to this size are read into memory
 META_MOST, CHECKSUMS_MOST = 64 << 20, 1 << 16  # bytes
-_LONGEST = 255 - 32  # bytes of a name that leave room for an ending
+_LONGEST = 255 - 32  # bytes; a name of this length leaves room for an ending
 
 
 def write_artefact(
     path: str | os.PathLike[str], tensors: Mapping[str, Tensor], meta: Mapping[str, Any]
 ) -> None:
-    """Write an artefact atomically and durably. After an error, the old content of `path` is
-    intact.
+    """Write an artefact atomically and durably. If this fails, the old content of `path` does not
+    change.
 
     Parameters
     ----------
     path : str or Path
-        A directory, created together with its parents. An artefact in it is replaced. A directory
-        with other files is refused, because they would be deleted.
+        A directory, which is created together with its parents. An existing artefact is replaced.
+        A directory with other files is an error, because these would be deleted.
     tensors : dict of str to Tensor
-        Dense tensors of any shape, stored as given; views are stored as copies.
+        Dense tensors of any shape. Views are stored as copies.
     meta : dict
-        Any values that `encode` accepts.
+        Values that `encode` accepts.
 
     Raises
     ------
@@ -77,7 +77,7 @@ def write_artefact(
         with written_aside(target.parent, contents, prefix) as fresh:
             previous = _previous(target)
             if target.exists():
-                if previous.exists():  # left by a writer killed after its second rename
+                if previous.exists():  # from a writer that was killed after its second rename
                     shutil.rmtree(previous)
                 os.rename(target, previous)
             try:
@@ -91,8 +91,8 @@ def write_artefact(
 
 
 def is_artefact(path: str | os.PathLike[str]) -> bool:
-    """Whether there is an artefact to read, also if its writer was killed between the two
-    renames."""
+    """Whether `read_artefact` can find an artefact at `path`. This includes an old one whose
+    replacement was interrupted between the two renames."""
     target = Path(os.path.realpath(path))
     return any((place / META).exists() for place in (target, _previous(target)))
 
@@ -100,16 +100,16 @@ def is_artefact(path: str | os.PathLike[str]) -> bool:
 def read_artefact(
     path: str | os.PathLike[str], budget: int | None = None
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors (on the CPU) and meta at `path`, after both were compared with their checksums.
+    """Read the tensors (on the CPU) and meta at `path`, and compare both with their checksums.
 
     Parameters
     ----------
     path : str or Path
         The directory of the artefact.
     budget : int, optional
-        If the tensors take more bytes than this (default: 1 GiB), the large ones stay on disk and
-        are mapped. Changes to mapped tensors are not written back, and a replacement of the
-        artefact does not change them.
+        If the tensors take more bytes than this, the large ones are memory-mapped and stay on disk.
+        Default: 1 GiB. Changes to mapped tensors are not written to the file, and they do not
+        change if the artefact is replaced.
 
     Returns
     -------
@@ -119,10 +119,10 @@ def read_artefact(
     Raises
     ------
     StoreError
-        There is nothing at `path` or it is no artefact, permission is missing, or meta contains an
-        unregistered type.
+        There is no artefact at `path`, permission is missing, or meta contains an unregistered
+        type.
     CorruptedArtefact
-        A file is missing, truncated, changed or not a regular file, or has content that doxa does
+        A file is missing, truncated, changed or not a regular file, or has content that doxa would
         not write.
     """
     target = Path(os.path.realpath(path))
@@ -136,7 +136,7 @@ def read_artefact(
                 return _read(source, budget)
             except OSError:  # StoreError included
                 if source.exists() and os.stat(source).st_ino == identity:
-                    raise  # otherwise it was replaced while it was read: read the new one
+                    raise  # else the artefact was replaced during reading: read the new one
 
 
 def _read(source: Path, budget: int | None) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -154,7 +154,7 @@ def _read(source: Path, budget: int | None) -> tuple[dict[str, Tensor], dict[str
     with regular_file(path) as (file, size):
         mapped = size > (IN_MEMORY if budget is None else budget)
         read = tensor_files.read_mapped if mapped else tensor_files.read_whole
-        if size > IN_MEMORY:  # reading takes long, so the header is checked first
+        if size > IN_MEMORY:  # reading takes long, so an invalid header must be found first
             with decoding(path):
                 tensor_files.check_size(file, size)
         data, digest = read(file, size)
@@ -175,8 +175,8 @@ def _read(source: Path, budget: int | None) -> tuple[dict[str, Tensor], dict[str
 
 @contextlib.contextmanager
 def decoding(path: object) -> Iterator[None]:
-    """A context that reports any exception in decoding stored values as a corrupted artefact.
-    Errors of doxa are not changed."""
+    """A context for decoding stored values. Any exception except doxa's own errors is converted to
+    `CorruptedArtefact`."""
     try:
         yield
     except DoxaError:
@@ -205,8 +205,9 @@ def _finite(text: str) -> float:
 
 @contextlib.contextmanager
 def regular_file(path: Path) -> Iterator[tuple[Any, int]]:
-    """An open file and its size. A link, a pipe or a device in an artefact is refused: reading it
-    might never end, or read files that the sender of the artefact had no access to."""
+    """A context with an open file and its size. A link, a pipe or a device raises an error. Reading
+    a pipe or a device might never end, and an artefact from another person could link to files that
+    this person cannot read."""
     flags = os.O_RDONLY | getattr(os, "O_BINARY", 0)
     flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     if stat.S_ISLNK(os.lstat(path).st_mode):
@@ -234,14 +235,15 @@ def _check(path: Path, found: str, expected: Mapping[str, str]) -> None:
 
 
 class Contents(NamedTuple):
-    """The contents of an artefact, checked before anything is written."""
+    """The contents of an artefact. They are checked before anything is written."""
 
     tensors: dict[str, Tensor]
     meta: bytes
 
 
 def pack(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Contents:
-    """The contents as bytes; raises `StoreError` for values that cannot be stored."""
+    """Prepare tensors and meta for writing. Raises `StoreError` for values that cannot be
+    stored."""
     if not isinstance(meta, Mapping):
         raise StoreError(f"meta must be a dict, not {type(meta).__qualname__}")
     document = {"format": FORMAT, "meta": encode(meta, "meta")}
@@ -257,7 +259,8 @@ def pack(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Contents:
 
 @contextlib.contextmanager
 def written_aside(parent: Path, contents: Contents, prefix: str) -> Iterator[Path]:
-    """A synced directory with these contents under a temporary name, for the caller to rename."""
+    """A context with a synced directory of these contents. It has a temporary name, and the caller
+    renames it."""
     fresh, lock = _temporary_directory(parent, prefix)
     try:
         sums = {
@@ -267,7 +270,7 @@ def written_aside(parent: Path, contents: Contents, prefix: str) -> Iterator[Pat
         lines = "".join(f"{digest}  {name}\n" for name, digest in sums.items())
         (fresh / META).write_bytes(contents.meta)
         (fresh / CHECKSUMS).write_bytes(lines.encode())
-        for name in (TENSORS, META, CHECKSUMS):  # the first sync includes the others
+        for name in (TENSORS, META, CHECKSUMS):  # the first sync usually writes the others too
             sync(fresh / name)
         sync(fresh)
         yield fresh
@@ -279,14 +282,14 @@ def written_aside(parent: Path, contents: Contents, prefix: str) -> Iterator[Pat
 
 
 def _temporary_directory(parent: Path, prefix: str) -> tuple[Path, int]:
-    """A new locked directory. The lock shows `remove_abandoned` that the writer is alive."""
+    """A new locked directory. The lock shows `remove_abandoned` that its writer still runs."""
     while True:
         fresh = parent / f"{prefix}{secrets.token_hex(4)}"
         os.mkdir(fresh)
         try:
             lock = os.open(fresh if fcntl else os.devnull, os.O_RDONLY)
         except FileNotFoundError:
-            continue  # removed as abandoned before it could be locked
+            continue  # another process removed it before it was locked
         except BaseException:
             os.rmdir(fresh)
             raise
@@ -299,7 +302,7 @@ def _temporary_directory(parent: Path, prefix: str) -> tuple[Path, int]:
 
 
 def remove_abandoned(parent: Path, prefix: str) -> None:
-    """Remove temporary directories whose writer died; one that is still locked stays."""
+    """Remove the temporary directories that are not locked, because their writers have ended."""
     if not fcntl:
         return
     for name in os.listdir(parent):
@@ -315,7 +318,7 @@ def remove_abandoned(parent: Path, prefix: str) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """Create a directory with its parents. Each is durable before anything is put into it."""
+    """Create a directory and its parents. Each is synced before anything is written to it."""
     if path.is_dir():
         return
     if path.exists():
@@ -382,8 +385,8 @@ def _previous(target: Path) -> Path:
 
 
 def beside(target: Path, ending: str) -> Path:
-    """A hidden name next to `target`, with this ending. A long name is replaced by its SHA-256,
-    because names have at most 255 bytes and a temporary name is longer still."""
+    """A hidden path next to `target`, with this ending. A long name is replaced by its SHA-256,
+    because names have at most 255 bytes, and the ending makes them longer."""
     name = target.name
     if len(os.fsencode(name)) > _LONGEST:
         name = hashlib.sha256(os.fsencode(name)).hexdigest()[:32]
@@ -391,7 +394,7 @@ def beside(target: Path, ending: str) -> Path:
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> Path:
-    """Replace a file by this text, atomically. Its folder is created if necessary."""
+    """Replace the content of a file by `text`, atomically. Its folder is created if necessary."""
     target = Path(path)
     with readable_errors("written", target):
         make_directory(target.parent)

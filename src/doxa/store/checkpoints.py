@@ -1,8 +1,9 @@
 """Checkpoints of one run: the newest readable state, also after a power failure at any moment.
 
-Each save is a new artefact `NUMBER-step-STEP` in one directory. It is renamed into place when it is
-complete and synced. Then older checkpoints are removed, except the previous one. Numbers count
-saves, not steps: a run that returned to an earlier step continues from its last save.
+Each save is a new artefact `NUMBER-step-STEP` in one directory. It gets this name when it is
+complete and synced. Then older checkpoints are removed, except the previous one. NUMBER counts
+saves, not steps, so the last save is the newest checkpoint even if the run went back to an earlier
+step.
 """
 
 from __future__ import annotations
@@ -45,7 +46,13 @@ class Checkpoint(NamedTuple):
 
 
 class Checkpoints:
-    """The checkpoints under `path`, a directory of their own, created at the first save."""
+    """The checkpoints of one run.
+
+    Parameters
+    ----------
+    path : str or Path
+        A directory for these checkpoints only. It is created at the first save.
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -55,8 +62,17 @@ class Checkpoints:
     def save(self, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
         """Write a new checkpoint, then remove all older ones except the last readable one.
 
-        If this raises `StoreError` (for example because the disk is full), the earlier checkpoints
-        are unchanged.
+        Parameters
+        ----------
+        step : int
+            The step of the run.
+        tensors, meta
+            As in `write_artefact`.
+
+        Raises
+        ------
+        StoreError
+            For example if the disk is full. The earlier checkpoints are then unchanged.
         """
         contents = pack(tensors, {"step": int(step), "meta": meta})
         with readable_errors("written", self.path):
@@ -73,10 +89,10 @@ class Checkpoints:
         self._good = name
 
     def latest(self) -> Checkpoint | None:
-        """The newest checkpoint whose checksums match; None if there is none.
+        """The newest checkpoint whose checksums match. None if there are no checkpoints.
 
-        Damaged checkpoints are skipped with a warning. `CorruptedArtefact` is raised if all are
-        damaged, because a silent new start would hide that a run was lost.
+        Damaged checkpoints are skipped with a warning. If all are damaged, `CorruptedArtefact` is
+        raised, because a new start without a message would hide that a run was lost.
         """
         with readable_errors("read", self.path):
             while True:
@@ -88,7 +104,7 @@ class Checkpoints:
                         return checkpoint
                 if not names:
                     return None
-                if names == self._names():  # otherwise a writer changed them: try again
+                if names == self._names():  # else a writer changed the checkpoints: try again
                     raise CorruptedArtefact(
                         f"every checkpoint in {self.path} is damaged; remove it to start afresh"
                     )
@@ -105,7 +121,7 @@ class Checkpoints:
         except StoreError:
             if (self.path / name).exists():
                 raise
-            return None  # a writer removed it just now: there are newer ones
+            return None  # a writer has just removed it, so there are newer ones
         return Checkpoint(step, tensors, facts)
 
     def _rename(self, fresh: Path, step: int) -> str:
@@ -127,7 +143,7 @@ class Checkpoints:
 
     def _remove_all_but(self, kept: set[str | None]) -> None:
         for name in self._names():
-            if name not in kept:  # renamed first: no incomplete checkpoint keeps its name
+            if name not in kept:  # renamed before removal: a checkpoint is never incomplete
                 doomed = self.path / f"{_TEMPORARY}old-{name}"
                 with contextlib.suppress(OSError):  # another process removes it too
                     os.rename(self.path / name, doomed)

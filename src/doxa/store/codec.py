@@ -1,14 +1,14 @@
-"""Plain values and registered frozen dataclasses as JSON, and back.
+"""Conversion of plain values and registered frozen dataclasses to JSON and back.
 
-`decode(encode(v)) == v` for None, bool, int, float (also NaN and infinities), str, list, tuple,
+`decode(encode(v))` restores None, bool, int, float (also NaN and infinities), str, list, tuple,
 dict (with any encodable keys), dense real tensors and arrays of any shape, `torch.dtype`,
 `torch.device`, and instances of registered classes, nested in any way. NumPy scalars become Python
-numbers, other mappings become dicts. All other values are refused: a value that cannot be restored
-is an error when it is saved, not when it is needed.
+numbers, and other mappings become dicts. `encode` raises an error for all other values, so that a
+value that cannot be restored is found when it is saved, and not when it is needed.
 
 JSON has no tuple, NaN or tensor, so these become tagged objects, `{"type": "tuple", ...}`. The text
-is strict JSON that any reader accepts. Tensors are for small values (a noise vector, class
-weights); large ones belong to an artefact's tensors.
+is strict JSON, which any reader accepts. Only small tensors should be encoded, such as a noise
+vector or class weights. Large ones belong to the tensors of an artefact.
 """
 
 from __future__ import annotations
@@ -35,14 +35,18 @@ _RESERVED = frozenset({"float", "tuple", "dict", "tensor", "array", "dtype", "de
 _classes: dict[str, type] = {}
 _names: dict[type, str] = {}
 _lazy: dict[str, str] = {}
-_types: dict[type, dict[str, Any]] = {}  # of the fields of classes, once looked up
+_types: dict[type, dict[str, Any]] = {}  # a cache of the types of each class's fields
 
 
 def register(name: str) -> Callable[[type[T]], type[T]]:
-    """Class decorator, above `@dataclass(frozen=True)`: instances are stored under `name`.
+    """Class decorator that makes instances storable. It is put above `@dataclass(frozen=True)`.
 
-    Names are unique over all kinds of classes and are part of the file format. A class may be
-    renamed; a change of its registered name makes saved files unreadable.
+    Parameters
+    ----------
+    name : str
+        The name under which instances are stored. It must be unique over all registered classes.
+        It is part of the file format: the class itself may be renamed, but a change of `name` makes
+        saved files unreadable.
     """
 
     def add(cls: type[T]) -> type[T]:
@@ -63,7 +67,8 @@ def register(name: str) -> Callable[[type[T]], type[T]]:
 
 
 def register_lazily(name: str, target: str) -> None:
-    """Declare where `name` is defined, as "module:Class", without importing the module."""
+    """Declare that `name` is registered by the class `target`, "module:Class". The module is
+    imported only when it is needed."""
     if name in _RESERVED:
         raise StoreError(f"{name!r} cannot be registered: the file format uses it itself")
     if _lazy.setdefault(name, target) != target:
@@ -71,7 +76,7 @@ def register_lazily(name: str, target: str) -> None:
 
 
 def encode(value: Any, where: str = "value") -> Json:
-    """The value as strict JSON; `where` is its name in error messages."""
+    """Convert a value to strict JSON. `where` is its name in error messages."""
     try:
         return _encode(value, (None, where))
     except RecursionError as error:
@@ -79,7 +84,7 @@ def encode(value: Any, where: str = "value") -> Json:
 
 
 def decode(data: Json, where: str = "value") -> Any:
-    """The value that was passed to `encode`; `where` is its name in error messages."""
+    """Restore the value that was passed to `encode`. `where` is its name in error messages."""
     try:
         return _decode(data, (None, where))
     except RecursionError as error:
@@ -207,7 +212,7 @@ def _decode_number(item: Any) -> bool | int | float:
 
 @runtime_checkable
 class _Renames(Protocol):
-    """A class that also reads fields by the names that they had in earlier versions: a method."""
+    """A class that can read fields by their names in earlier versions. Methods are such classes."""
 
     def current_settings(
         self, settings: Mapping[str, Any], given: Iterable[str] = (), warn: bool = True
@@ -245,18 +250,18 @@ def _decode_instance(name: str, data: dict[str, Any], where: Where) -> Any:
 
 
 def _hints(cls: type[Any]) -> dict[str, Any]:
-    """The types of a class's fields; empty if they cannot be determined."""
+    """The types of the fields of a class. Empty if they cannot be determined."""
     if cls not in _types:
         try:
             _types[cls] = typing.get_type_hints(cls)
-        except (NameError, TypeError):  # a name that is imported for type checkers only
+        except (NameError, TypeError):  # the type is imported for type checkers only
             _types[cls] = {}
     return _types[cls]
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Whether a decoded value has the type of a field, as far as this can be checked. A tuple may
-    replace a list and the reverse, and a whole number may replace a float."""
+    """Whether a decoded value has the type of a field, as far as this can be checked. A tuple is
+    accepted for a list, a list for a tuple, and a whole number for a float."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return any(_fits(value, one) for one in arguments)
@@ -284,7 +289,8 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def _in_range(value: float, kind: type) -> bool:
-    """Whether a number is in range: of float64 for a float, of 64 bits for a whole number."""
+    """Whether a number is in range. The range is that of float64 for a float, and of 64 bits for a
+    whole number."""
     if isinstance(value, float):
         return True
     return abs(value) < (1 << 64 if kind is int else 1 << 1000)
@@ -312,7 +318,8 @@ def _find_class(name: str, where: Where) -> type[Any]:
 
 
 def _place(where: Where) -> str:
-    """A path such as `meta['method'].noise[2]`. It is built only for an error, which is rare."""
+    """The path of a value as text, such as `meta['method'].noise[2]`. It is built for error
+    messages only."""
     steps: list[str] = []
     place: Any = where
     while place is not None:

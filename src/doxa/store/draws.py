@@ -1,12 +1,13 @@
-"""The draws of many chains in one file, written one by one and mapped at the end.
+"""The draws of many chains in one file. They are appended one by one, and mapped at the end.
 
-    [members, capacity, size]    numbers, one member's draws after the other's
+    [members, capacity, size]    numbers; all draws of one member, then those of the next
 
-The draws of a member are contiguous, in the layout of a posterior, so the finished file is the
-tensor. Its length is known at the start, and the space is reserved then: a full disk is an error
-before the first step. Without a folder, the file has no name, and the system removes it with the
-last reference, also if the process is killed. In a folder, its name is `draws`, beside the
-checkpoints. A checkpoint contains the number of draws and their CRC-32, and not the draws.
+The draws of a member are contiguous, as in a posterior, so the finished file can be used as the
+tensor without a copy. The length of the file is known at the start. The space is reserved then, so
+that a full disk is an error before the first step. Without a folder, the file has no name, and the
+system removes it with its last reference, also if the process is killed. In a folder, its name is
+`draws`, and it is beside the checkpoints. A checkpoint contains the number of draws and their
+CRC-32, but not the draws.
 """
 
 from __future__ import annotations
@@ -30,14 +31,22 @@ NAME = "draws"
 
 
 class DrawsFile:
-    """Draws [members, size] that are appended one by one.
+    """A file of draws [members, size], which are appended one by one.
 
     Parameters
     ----------
-    shape: (members, capacity, size). dtype: of the draws.
-    folder: the folder of the file; None: a file without a name, in the folder for temporary files.
-    budget: up to this number of bytes, `tensor` returns the draws in memory, on the `device`.
-    saved: (count, crc) of the draws that are there already: `at` of the run that is resumed.
+    shape : sequence of int
+        (members, capacity, size). The capacity is the largest number of draws per member.
+    dtype : torch.dtype
+        The type of the draws.
+    folder : Path, optional
+        The folder of the file. Default: a file without a name, in the folder for temporary files.
+    budget : int
+        If the draws take at most this number of bytes, `tensor` returns them in memory.
+    saved : sequence of int, optional
+        For a resumed run, (count, crc) of the draws in the file, as `at` returned them.
+    device : torch.device or str
+        The device of draws that are returned in memory.
     """
 
     def __init__(
@@ -71,7 +80,7 @@ class DrawsFile:
 
     @property
     def at(self) -> list[int]:
-        """The number of draws, and their checksum."""
+        """The number of draws per member and their checksum, for a checkpoint."""
         return [self.count, self.crc]
 
     def __len__(self) -> int:
@@ -86,7 +95,7 @@ class DrawsFile:
         self.count += 1
 
     def extend(self, rows: Tensor) -> None:
-        """Append several draws [n, size] of the only member."""
+        """Append several draws [n, size]. There must be one member."""
         data = bytes_of(rows)
         with readable_errors("written", self.path):
             self._write(data, self._offset(0, self.count))
@@ -106,8 +115,8 @@ class DrawsFile:
         return data.view(self.dtype).reshape(self.members, self.count, self.size)
 
     def tensor(self, rows: slice = slice(None)) -> Tensor:
-        """The draws so far of some members, [K, count, size]: in memory, on the device, if all
-        draws fit the budget, else mapped. Nothing can be appended afterwards."""
+        """The draws so far of the members `rows`, [K, count, size]. They are in memory, on the
+        device, if all draws fit the budget, and else mapped. Nothing can be appended afterwards."""
         part = self._mapped[rows]
         fits = self._mapped.nbytes <= self.budget
         return part.to(self.device, copy=True) if fits else part
@@ -121,8 +130,8 @@ class DrawsFile:
             data, offset = data[done:], offset + done
 
     def _create(self) -> Any:
-        """A new file of the full length. An old file of the same name is replaced, not overwritten:
-        a posterior may still read it."""
+        """Create a file of the full length. An old file of the same name is removed, and not
+        overwritten, because a posterior may still read it."""
         if self._folder is None:
             file: Any = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
         else:
@@ -154,7 +163,8 @@ class DrawsFile:
             ) from error
 
     def _take_up(self, count: int, crc: int) -> None:
-        """Continue after `count` draws, if they are those that were saved."""
+        """Continue after `count` draws in the file. Raises an error if their checksum is not
+        `crc`."""
         with readable_errors("read", self.path):
             fits = os.fstat(self._file.fileno()).st_size == self.bytes
             found = 0
@@ -170,7 +180,7 @@ class DrawsFile:
         self.count, self.crc = count, crc
 
     def _shortened(self) -> DrawsFile:
-        """A copy of the existing draws, for a run that ended early."""
+        """A copy of the file with the existing draws only, for a run that ended early."""
         short = DrawsFile((self.members, self.count, self.size), self.dtype)
         with readable_errors("written", short.path):
             for m in range(self.members):

@@ -1,12 +1,12 @@
-"""One writer per folder: a lock of the operating system, which ends with the process that holds it.
+"""A lock so that each folder has one writer at a time.
 
-    parent/.NAME.lock    locked by the kernel while `parent/NAME` is written
+    parent/.NAME.lock    locked by the operating system while `parent/NAME` is written
 
-The lock belongs to the open file (flock; on Windows a locked byte), and not to the existence of the
-file. A process that is killed in any way releases it, and the file that remains blocks nobody. Each
-`exclusive` opens the file again, so two threads of one process exclude each other as two processes
-do. The file is beside the folder, because saving replaces the folder itself. Reading takes no lock,
-because readers always find complete artefacts.
+The lock is on the open file (flock; on Windows a locked byte). The existence of the file means
+nothing. If a process is killed in any way, the system releases the lock, and the file that remains
+does not block other processes. Each call of `exclusive` opens the file again, so two threads of one
+process exclude each other as two processes do. The file is beside the folder, because saving
+replaces the folder itself. Reading needs no lock, because artefacts are always complete.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from doxa.store.artefact import beside, make_directory, readable_errors
 
 logger = logging.getLogger(__name__)
 
-_INSIDE = ".lock"  # in the folder itself, if no file can be created beside it
+_INSIDE = ".lock"  # the lock file in the folder itself, if none can be created beside it
 _NO_PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS)
 _TAKEN = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES, errno.EDEADLK)
-_MOST = 4096  # bytes of the holder's description, at most
-_BYTE = 1 << 30  # the byte that Windows locks, past anything that is read
+_MOST = 4096  # the largest number of bytes of the holder's description
+_BYTE = 1 << 30  # the position of the byte that Windows locks, after all bytes that are read
 
 _ATTEMPTS = 100
 
@@ -42,17 +42,17 @@ _held: set[int] = set()
 
 @contextlib.contextmanager
 def exclusive(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Lock the folder at `path`, which need not exist yet, against all other writers.
+    """A context in which the folder at `path` is locked against all other writers.
 
     Parameters
     ----------
     path : str or Path
-        The folder.
+        The folder. It need not exist yet.
 
     Raises
     ------
     FolderInUse
-        Another process, or another thread of this one, has the lock; the message names it.
+        Another process, or another thread of this one, has the lock. The message names it.
     StoreError
         A lock file cannot be created there.
     """
@@ -66,7 +66,7 @@ def exclusive(path: str | os.PathLike[str]) -> Iterator[None]:
     finally:
         _held.discard(descriptor)
         _release(place, descriptor)
-        with contextlib.suppress(OSError):  # not empty any more: the folders stay
+        with contextlib.suppress(OSError):  # a folder that is not empty stays
             for folder in made:
                 os.rmdir(folder)
 
@@ -82,7 +82,7 @@ def _acquire(target: Path) -> tuple[Path, int]:
         try:
             make_directory(target.parent)
             descriptor = _open(place)
-        except FileNotFoundError:  # another process just removed its folders
+        except FileNotFoundError:  # another process has just removed the folders
             if attempt == _ATTEMPTS:
                 raise
             continue
@@ -101,7 +101,7 @@ def _acquire(target: Path) -> tuple[Path, int]:
         except BaseException:
             os.close(descriptor)
             raise
-        os.close(descriptor)  # its holder finished just now: open the file again
+        os.close(descriptor)  # its holder has just removed it: open the file again
     raise AssertionError
 
 
@@ -137,7 +137,7 @@ def _lock(descriptor: int, target: Path) -> None:
 
 
 def _is_there(place: Path, descriptor: int) -> bool:
-    """Whether the locked file is the one that other processes will find."""
+    """Whether the locked file still has its name, so that other processes open the same file."""
     try:
         found = os.stat(place, follow_symlinks=False)
     except FileNotFoundError:
@@ -169,7 +169,7 @@ def _holder(descriptor: int) -> str:
 
 
 def _release(place: Path, descriptor: int) -> None:
-    """Remove the file while it is still locked, so that nobody can lock a removed file."""
+    """Remove the file while it is still locked, so that no process can lock a removed file."""
     with contextlib.suppress(OSError):
         if sys.platform != "win32" and _is_there(place, descriptor):
             os.unlink(place)
@@ -180,7 +180,8 @@ def _release(place: Path, descriptor: int) -> None:
 
 
 def _close_in_child() -> None:
-    """Close the lock in a forked worker, which may outlive the process that holds it."""
+    """Close the lock file in a forked worker. The worker may run longer than the process that has
+    the lock, and would keep it."""
     for descriptor in _held:
         with contextlib.suppress(OSError):
             os.close(descriptor)

@@ -1,10 +1,10 @@
-"""Parquet files that do not fit in memory, as memory maps from which `fit` reads batches.
+"""Parquet files that do not fit in memory, as memory-mapped arrays from which `fit` reads batches.
 
     x, y = doxa.store.parquet("rides.parquet", target="fare")
     posterior = doxa.fit(net, (x, y), "map")
 
 The file is converted once, in blocks of rows, into two .npy files in a cache in the system's folder
-for temporary files. A later call for the same unchanged file uses the cache.
+for temporary files. Later calls use the cache if the file has not changed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from doxa.store.artefact import readable_errors, sync
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-_ROWS = 1 << 16  # decoded at a time
+_ROWS = 1 << 16  # rows that are decoded at a time
 
 
 def parquet(
@@ -146,8 +146,8 @@ def _common(schema: Any, names: list[str], whole: bool) -> np.dtype[Any]:
 def _convert(
     arrow: Any, file: Any, inputs: list[str], targets: list[str], folder: Path, source: Path
 ) -> None:
-    """Write both arrays beside `folder`, then rename it: the folder is complete, or does not
-    exist."""
+    """Write both arrays to a temporary folder, then rename it to `folder`, which is therefore
+    complete or does not exist."""
     fresh = folder.with_name(f".tmp-{secrets.token_hex(8)}")
     schema, rows = file.schema_arrow, file.metadata.num_rows
     with readable_errors("written", folder):
@@ -171,7 +171,7 @@ def _convert(
             for name, array in maps.items():
                 array.flush()
                 sync(fresh / name)
-            with contextlib.suppress(OSError):  # another process was faster: its copy is the same
+            with contextlib.suppress(OSError):  # another process has written the same arrays
                 os.rename(fresh, folder)
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
@@ -180,8 +180,8 @@ def _convert(
 
 
 def _reserve(folder: Path, maps: dict[str, Any]) -> None:
-    """Reserve the space now: writing to a map on a full disk would kill the process without an
-    error."""
+    """Reserve the space on disk before anything is written. On a full disk, writing to a memory map
+    would end the process without an error message."""
     if not hasattr(os, "posix_fallocate"):
         return
     for name in maps:
@@ -200,7 +200,7 @@ def _values(column: Any, name: str, start: int, source: Path) -> Array:
 
 
 def _cache() -> Path:
-    """A folder of this user's own among the temporary files."""
+    """The folder of the cache, among the temporary files. Each user has their own."""
     user = os.getuid() if hasattr(os, "getuid") else os.environ.get("USERNAME", "user")
     folder = Path(tempfile.gettempdir()) / f"doxa-parquet-{user}"
     with readable_errors("written", folder):

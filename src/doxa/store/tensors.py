@@ -4,9 +4,9 @@
     header     JSON, {name: {"dtype", "shape", "data_offsets"}}, padded with spaces
     data       the tensors one after the other
 
-The safetensors library builds the whole file in memory. This is impossible for draws that are on
-disk because they do not fit into memory. Large tensors come first, and the data begin at a multiple
-of 64 bytes, so that mapped tensors are aligned as in memory.
+The safetensors library builds the whole file in memory. This is not possible for draws that do not
+fit into memory. Large tensors come first, and the data begin at a multiple of 64 bytes, so that
+mapped tensors are aligned as tensors in memory are.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch import Tensor
 
 from doxa.errors import CorruptedArtefact, StoreError
 
-PIECE = 8 << 20  # bytes at a time
+PIECE = 8 << 20  # bytes that are read or written at a time
 _LARGE = 1 << 20  # bytes; smaller tensors are not mapped
 _ALIGNED = 64
 HEADER_MOST = 100_000_000  # bytes, the limit of the format
@@ -42,7 +42,8 @@ _TYPES = {name: dtype for dtype, name in _NAMES.items()}
 
 
 def storable(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same tensors in the order of the file; an error for one that cannot be stored."""
+    """The same tensors in the order of the file. Raises an error for a tensor that cannot be
+    stored."""
     for name, value in tensors.items():
         if not isinstance(name, str) or name == "__metadata__":
             raise StoreError(f"{name!r} cannot be the name of a stored tensor")
@@ -63,7 +64,7 @@ def _place(item: tuple[str, Tensor]) -> tuple[bool, int, int, str]:
 
 
 def write(path: Path, tensors: Mapping[str, Tensor]) -> str:
-    """Write the tensors returned by `storable`; returns the SHA-256 of the file."""
+    """Write the tensors that `storable` returned, and return the SHA-256 of the file."""
     digest = hashlib.sha256()
     with open(path, "wb", buffering=0) as file:
         for piece in (_header(tensors), *_pieces(tensors)):
@@ -73,7 +74,8 @@ def write(path: Path, tensors: Mapping[str, Tensor]) -> str:
 
 
 def whole(file: Any, piece: Any) -> None:
-    """Write all bytes of `piece`: a single write may end early if the disk is nearly full."""
+    """Write all bytes of `piece`, in several writes if necessary. A single write may write fewer
+    bytes if the disk is nearly full."""
     view = memoryview(piece).cast("B")
     while len(view):
         view = view[file.write(view) :]
@@ -100,11 +102,11 @@ def _pieces(tensors: Mapping[str, Tensor]) -> Iterator[Any]:
 
 
 def bytes_of(value: Tensor) -> Any:
-    """The numbers of a tensor as bytes; without a copy if they are contiguous on the CPU."""
+    """The numbers of a tensor as bytes. If they are contiguous on the CPU, nothing is copied."""
     plain = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
     if not plain.numel():
         return memoryview(b"")
-    row = plain.as_strided((plain.numel(),), (1,))  # a single number may keep an odd stride
+    row = plain.as_strided((plain.numel(),), (1,))  # a tensor of one number may have any stride
     numbers: Any = row.view(torch.uint8).numpy()
     return memoryview(numbers)
 
@@ -121,7 +123,7 @@ def read_bytes(file: Any, size: int) -> bytearray:
 
 
 def read_whole(file: Any, size: int) -> tuple[Tensor, str]:
-    """A file's bytes in memory, and its SHA-256."""
+    """Read a file into memory: its bytes, and its SHA-256."""
     data = read_bytes(file, size)
     return (
         torch.frombuffer(data, dtype=torch.uint8) if size else torch.empty(0, dtype=torch.uint8),
@@ -130,7 +132,7 @@ def read_whole(file: Any, size: int) -> tuple[Tensor, str]:
 
 
 def read_mapped(file: Any, size: int) -> tuple[Tensor, str]:
-    """The bytes of a file, mapped from disk and read when they are used, and its SHA-256."""
+    """Map a file: its bytes, which are read from disk when they are used, and its SHA-256."""
     digest = hashlib.sha256()
     while piece := file.read(PIECE):
         digest.update(piece)
@@ -149,11 +151,20 @@ def check_size(file: Any, size: int) -> None:
 
 
 def parse(data: Tensor, share: bool = False) -> dict[str, Tensor]:
-    """The tensors in the bytes of a file, as copies. With `share`, the large ones are parts of
-    `data`.
+    """The tensors in the bytes of a file.
 
-    Raises `ValueError` unless each tensor has the bytes that its shape needs and they fill
-    the file one after the other, as the format requires.
+    Parameters
+    ----------
+    data : Tensor
+        The bytes.
+    share : bool
+        Return large tensors as views of `data`. By default all are copies.
+
+    Raises
+    ------
+    ValueError
+        If a tensor has not as many bytes as its shape needs, or if the tensors do not fill the file
+        one after the other, as the format requires.
     """
     entries, start = _entries(data, len(data))
     found = {}
@@ -172,8 +183,8 @@ _Entry = tuple[str, torch.dtype, list[int], tuple[int, int]]
 
 
 def _check_places(entries: list[_Entry], size: int) -> None:
-    """Check that each tensor has the bytes that its shape needs, one after the other, to the
-    end."""
+    """Check that each tensor has as many bytes as its shape needs, and that the tensors fill the
+    file one after the other."""
     at = 0
     for name, dtype, shape, (first, last) in sorted(entries, key=lambda entry: entry[3]):
         need = math.prod(shape) * dtype.itemsize
@@ -188,8 +199,9 @@ def _check_places(entries: list[_Entry], size: int) -> None:
 
 
 def _entries(data: Tensor, size: int) -> tuple[list[_Entry], int]:
-    """The checked header of a file of this size: name, type, shape and offsets of each tensor; and
-    the position where the data begin. `data` contains at least the header."""
+    """Read and check the header of a file of `size` bytes, of which `data` contains at least the
+    header. Returns name, type, shape and offsets of each tensor, and the position where the data
+    begin."""
     length = int.from_bytes(data[:8].numpy().tobytes(), "little") if len(data) >= 8 else 0
     if not 0 < length <= min(HEADER_MOST, size - 8):
         raise ValueError(f"the tensors' header declares a length of {length:,} bytes of {size:,}")
@@ -229,10 +241,10 @@ def _sizes(value: Any) -> bool:
 
 
 def mapped(descriptor: int, size: int) -> Tensor:
-    """The bytes of a file as a tensor. Changes to the tensor stay in memory.
+    """The bytes of an open file as a memory-mapped tensor. Changes to the tensor stay in memory.
 
-    The system provides pages that it holds in memory, and may take them back. No memory is reserved
-    for changes, because a file larger than the memory could not be mapped otherwise.
+    The system loads pages of the file when they are used, and may drop them from memory again. No
+    memory is reserved for changes. Otherwise a file larger than the memory could not be mapped.
     """
     if size == 0:
         return torch.empty(0, dtype=torch.uint8)

@@ -56,10 +56,10 @@ class BayesianLinear(Method):
     Parameters
     ----------
     features : str or Callable[[object], Tensor] or None
-        None (the inputs, or a network's last hidden layer), "polynomial", "rbf", "fourier", or a
-        function from x [N, ...] to [N, F].
+        "polynomial", "rbf", "fourier", or a function from x [N, ...] to [N, F]. None: the inputs,
+        or the last hidden layer of a network.
     degree : int
-        The degree of the polynomial. A grid over it compares models of different order.
+        The degree of the polynomial. A grid over it compares models of different degree.
     count : int
         The number of centres or frequencies.
     lengthscale : float
@@ -67,11 +67,14 @@ class BayesianLinear(Method):
     intercept : bool
         Add a feature that is always 1, under the same prior.
     prior_std : float or None
-        The weights' prior standard deviation; None: by evidence (1 where tune is not).
+        The prior standard deviation of the weights. None: found by evidence with tune="evidence",
+        else 1.
     noise : float or None
-        The noise standard deviation in units of y; None: that of the likelihood, else fitted.
+        The noise standard deviation in units of y. None: that of the likelihood if it is fixed,
+        else fitted.
     tune : str or None
-        "evidence" (type-II maximum likelihood), "ml" (σ² = RSS/n), or None when all is given.
+        How `prior_std` and `noise` are found: "evidence" (type-II maximum likelihood) or "ml"
+        (σ² = RSS/n). None: nothing is fitted, and `noise` must be given.
 
     Examples
     --------

@@ -1,1 +1,1 @@
-"""Markov chains that have the posterior as their stationary distribution."""
+"""Markov chain Monte Carlo: methods that draw from the posterior with Markov chains."""

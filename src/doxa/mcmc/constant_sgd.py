@@ -16,12 +16,12 @@ because tr(AΣ) = ε tr(C)/2 and log|Σ| grows as D log ε. Its minimum is the p
 
     ε* = 2 T D / (n tr C)  =  2 T (S/n) D / tr(BBᵀ)    for batches of S, C = BBᵀ/S.
 
-With `step_size=None`, tr C is measured at the optimum and the rate is ε*. One rate fits every
-direction only if C ∝ A, which holds for a well-specified model; otherwise the shape of the
-covariance is wrong. ε* is limited to 1/λ_max, where λ_max is the largest curvature, because SGD
-would diverge at larger rates; the diagnostics report if the limit was used. Batches are drawn
-independently (with replacement). In shuffled epochs the noise would cancel within an epoch, and the
-stationary variance would be too small.
+With `step_size=None`, tr C is measured at the optimum and the rate is ε*. One rate is right for
+every direction only if C ∝ A, which holds for a well-specified model. Otherwise the shape of the
+stationary covariance is wrong. ε* is limited to 1/λ_max, where λ_max is the largest curvature,
+because SGD may diverge at larger rates. The diagnostics say whether the limit was used.
+Batches are drawn independently (with replacement). In shuffled epochs the noise would cancel within
+an epoch, and the stationary variance would be too small.
 """
 
 from __future__ import annotations
@@ -51,18 +51,19 @@ log = logging.getLogger("doxa")
 @store.register("constant-sgd")
 @dataclass(frozen=True)
 class ConstantSGD(StochasticGradient):
-    """Constant-rate SGD around an optimum that `fit`'s own steps, rate and optimiser find first.
+    """Constant-rate SGD around an optimum. The optimum is found first, with the steps, the learning
+    rate and the optimiser of `fit`.
 
     Parameters
     ----------
     draws, thin, burn_in : int
         Draws kept from each chain, `thin` steps apart, after `burn_in` steps at the constant rate.
     step_size : float or None
-        ε, the rate on the mean loss; None: the optimal rate.
+        ε, the rate for the mean loss. None: the optimal rate.
     probes : int
-        Mini-batch gradients from which the optimal rate is estimated, at the optimum.
+        The number of mini-batch gradients at the optimum from which the optimal rate is estimated.
     temperature : float
-        T; only `step_size=None` can aim at it.
+        T. It has an effect only with `step_size=None`.
     """
 
     name: ClassVar[str] = "constant-sgd"
@@ -83,7 +84,7 @@ class ConstantSGD(StochasticGradient):
         return {"rate": one, "curvature": one.clone(), "limited": one.clone()}
 
     def maximum(self, run: Run) -> Iterable[Stage]:
-        """The stages that find the optimum, in every fit, and the rate at the optimum."""
+        """The stages that find the optimum, and then estimate the rate at the optimum."""
         yield optimise(log_joint, run.steps, name="maximum")
         if self.step_size is not None or "step_size" in run.hyper:
             yield Stage("rate", self._probe, 0, self.rows, enter=self._given)
@@ -99,8 +100,9 @@ class ConstantSGD(StochasticGradient):
         return {**state, "rate": torch.zeros_like(state["rate"]) + rate}
 
     def _probe(self, run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
-        """A step that does not move θ. It measures the spread of ĝ over batches, and the largest
-        curvature by power iteration, v ← Av/‖Av‖, with Av from the difference of two gradients."""
+        """A step that does not move θ. It measures the variance of ĝ over batches. It also measures
+        the largest curvature by power iteration, v ← Av/‖Av‖, with Av from the difference of two
+        gradients."""
         value, grad, changed = stochastic_gradient(run, state, batch, clock)
         mean = run.descent(grad)
         theta, v = state["theta"], state["probe.direction"]

@@ -1,10 +1,10 @@
 """Convergence of MCMC: R-hat of the network's functions, and the status of a posterior.
 
-The weights of a network have symmetric modes, and different chains may be in different ones.
-Functions have no such symmetry, and predictions depend on functions only. So chains are compared by
-the network's outputs at some training rows, and by the parameters of the likelihood. The chains of
-a plain log density are compared by its parameters. R-hat is rank-normalised and split
-(`doxa.posterior.chains`).
+The posterior of a network's weights has symmetric modes, and different chains may be in different
+modes. The functions of the network have no such symmetry, and predictions depend on the functions
+only. So chains are compared by the outputs of the network at some training rows, and by the
+parameters of the likelihood. The chains of a plain log density are compared by its parameters.
+R-hat is rank-normalised and split (`doxa.posterior.chains`).
 """
 
 from __future__ import annotations
@@ -27,20 +27,32 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("doxa")
 
-APART = 1.1  # R-hat
+APART = 1.1  # R-hat above which chains have not converged
 _ROWS = 64
-_BLOCK = 1 << 22  # numbers
+_BLOCK = 1 << 22  # numbers per block
 _STUCK = 0.05  # smallest acceptance rate, and smallest share of draws with a new value
-MOST_DIVERGENT = 0.002  # share of transitions; a smaller share is only a warning
+MOST_DIVERGENT = 0.002  # largest share of divergent transitions that is only a warning
 LEAST_EBFMI = 0.3
 LEAST_TRANSITIONS = 100  # E-BFMI is not evaluated for fewer transitions
-_SATURATED = 0.1  # share of transitions
+_SATURATED = 0.1  # largest share of transitions that reach the largest depth
 
 
 def chain_status(
     posterior: SamplePosterior, run: Run, accept: float, concerns: Sequence[Concern] = ()
 ) -> None:
-    """Set the diagnostics and the status; all messages are in `diagnostics["warnings"]`."""
+    """Set the diagnostics and the status of a posterior from its chains.
+
+    Parameters
+    ----------
+    posterior : SamplePosterior
+        The posterior. All messages are added to its `diagnostics["warnings"]`.
+    run : Run
+        The run.
+    accept : float
+        The smallest acceptance rate of the chains.
+    concerns : sequence of Concern
+        Further findings of the sampler.
+    """
     members, draws = posterior.samples.shape[:2]
     name = run.problem.compared
     if name == "parameters":
@@ -83,11 +95,11 @@ def chain_status(
             log.warning("%s", message)
 
 
-Concern = tuple[bool, str]  # whether the draws are unreliable, and the message
+Concern = tuple[bool, str]  # (whether the draws are unreliable, message)
 
 
 def concerns(diagnostics: Mapping[str, Any]) -> list[Concern]:
-    """Warnings that follow from the diagnostics of the sampler."""
+    """The findings that follow from the diagnostics of a sampler."""
     found: list[Concern] = []
     count, share = diagnostics.get("divergences", 0), diagnostics.get("divergent_share", 0.0)
     if count:
@@ -133,10 +145,11 @@ def _functions(posterior: SamplePosterior, run: Run) -> Tensor:
 
 
 def _compared(f: Any, likelihood: Likelihood) -> list[Tensor]:
-    """The compared outputs, [S, n] per head.
+    """The outputs that are compared between chains, [S, n] per head.
 
-    A shift that is common to the logits of all classes is removed. Predictions do not depend on it,
-    and only the prior determines it, so that chains may differ in it without harm.
+    Logits are replaced by log probabilities, without the shift that is common to the logits of all
+    classes. Predictions do not depend on this shift, and only the prior determines it, so that
+    chains may differ in it without harm.
     """
     heads = likelihood.likelihoods if isinstance(likelihood, Heads) else (likelihood,)
     return [

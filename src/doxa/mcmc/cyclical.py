@@ -2,11 +2,11 @@
 
     η_k = η₀/2 · [ cos(π k/K) + 1 ],   k = 0 … K − 1 within each of the cycles
 
-Zhang, Li, Zhang, Chen & Wilson (2020). In the first fraction of a cycle (`exploration`), the chain
-descends without noise at a large step size. In the rest it samples with noise while the step size
-falls to zero. Then the step size returns to η₀, and the chain moves to another mode. The steps are
-those of SGLD or SGHMC. Use it if the posterior has many modes and one chain must visit several.
-Modes are not weighted by their mass: every cycle has the same weight.
+Zhang, Li, Zhang, Chen & Wilson (2020). In the first part of a cycle (`exploration`), the chain
+descends without noise at a large step size. In the rest it samples with noise, while the step size
+falls to zero. Then the step size returns to η₀, and the chain can move to another mode. The steps
+are those of SGLD or SGHMC. Use the method if the posterior has many modes and one chain must visit
+several. Modes are not weighted by their probability: every cycle has the same weight.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class CyclicalSGMCMC(StochasticGradient):
     inner : str
         "sgld" or "sghmc".
     cycles : int
-        How often the step size starts anew.
+        The number of cycles of the step size.
     draws, thin : int
         Draws kept from each chain in each cycle, `thin` steps apart.
     exploration : float
-        The share of a cycle without noise, in [0, 1), before its draws; a cycle has draws · thin /
-        (1 − exploration) steps.
+        The share of a cycle, in [0, 1), that is without noise. It comes before the draws, and a
+        cycle has draws · thin / (1 − exploration) steps.
     step_size : float or None
-        η₀, at the start of each cycle; None: the rate of `fit` over n.
+        η₀, the step size at the start of each cycle. None: the learning rate of `fit` over n.
     friction : float
         α of SGHMC.
     temperature : float

@@ -10,9 +10,10 @@ In all phases, dual averaging adapts the step size to a mean acceptance of `targ
 with γ = 0.05, t₀ = 10, κ = 0.75 (Hoffman & Gelman, 2014). At the end of each slow window, a new
 mass matrix is estimated (below), and a new initial step size is found: it is doubled or halved
 until the acceptance of a single step crosses 0.8. The first fast phase has 75 transitions, the last
-one 50, and the first slow window 25. If the burn-in is shorter than 150, the first fast phase is
-15 % of it, and the last one a third, but at most 20 transitions (Stan's 10 % is too few for dual
-averaging to come down from 10ε₀). If it is shorter than 20, only the step size is adapted.
+fast phase 50, and the first slow window 25. If the burn-in is shorter than 150, the first fast
+phase is 15 % of it, and the last one is a third of it, but at most 20 transitions. (Stan's 10 % is
+too few for dual averaging to come down from 10ε₀.) If the burn-in is shorter than 20, only the step
+size is adapted.
 
 **The mass matrix** is estimated from the draws of a window:
 
@@ -50,7 +51,8 @@ _CROSSING = math.log(0.8)
 
 
 def windows(burn_in: int) -> list[int]:
-    """The ends of the slow windows, [start, end, end, …]; empty if no mass is estimated."""
+    """The transitions at which slow windows begin and end, [start, end, end, …]. Each window begins
+    where the one before ends. Empty if no mass is estimated."""
     if burn_in < 20:
         return []
     start, end, size = _START, _END, _FIRST
@@ -60,7 +62,7 @@ def windows(burn_in: int) -> list[int]:
     bounds, stop = [start], burn_in - end
     while bounds[-1] < stop:
         after = bounds[-1] + size
-        bounds.append(stop if after + 2 * size > stop else after)  # the last is longer
+        bounds.append(stop if after + 2 * size > stop else after)  # the last window is longer
         size *= 2
     return bounds
 
@@ -74,7 +76,7 @@ def start_dual(step: Tensor) -> State:
 
 
 def average(state: State, accept: Tensor, target: Tensor) -> State:
-    """One update of the step size from a transition's mean acceptance [M]."""
+    """One update of dual averaging, from the mean acceptance [M] of a transition."""
     count = state["dual.count"] + 1
     weight = 1 / (count + 10)
     error = (1 - weight) * state["dual.error"] + weight * (target - accept)
@@ -114,7 +116,15 @@ KINDS = ("diagonal", "full")
 
 
 def start_mass(unfixed: Tensor, kind: str) -> State:
-    """Unit mass for the parameters that move (`unfixed`, 1 or 0, [M, P]), before any draw."""
+    """The initial state of the mass: 1 for all parameters that move, before any draw.
+
+    Parameters
+    ----------
+    unfixed : Tensor of shape [M, P]
+        1 for parameters that move, 0 for fixed ones.
+    kind : str
+        "diagonal" or "full".
+    """
     metric = unfixed if kind == "diagonal" else torch.diag_embed(unfixed)
     return {"metric": metric.clone(), **_fresh(unfixed, metric)}
 
@@ -128,7 +138,7 @@ def _fresh(theta: Tensor, metric: Tensor) -> State:
 
 
 def observe(state: State) -> State:
-    """Add the current draw to the running mean and sum of squares (or of outer products)."""
+    """Add the current draw to the running mean and the sum of squares (or of outer products)."""
     count = state["welford.count"] + 1
     away = state["theta"] - state["welford.mean"]
     mean = state["welford.mean"] + away / count.unsqueeze(1)
@@ -141,13 +151,13 @@ def observe(state: State) -> State:
 
 
 def forget(state: State) -> State:
-    """Begin a window: the draws of the window before are dropped."""
+    """Begin a window: forget the draws of the previous window."""
     return {**state, **_fresh(state["theta"], state["metric"])}
 
 
 def window_hooks(burn_in: int, end: Callable[[int], Hook]) -> Hooks:
-    """The hooks of a burn-in: `forget` at the start of the first slow window, and `end` at the end
-    of each window."""
+    """The hooks of a burn-in: `forget` runs at the start of the first slow window, and `end(t)` at
+    the end t of each window."""
     bounds = windows(burn_in)
     if not bounds:
         return {}
@@ -156,8 +166,8 @@ def window_hooks(burn_in: int, end: Callable[[int], Hook]) -> Hooks:
 
 
 def learn_mass(state: State) -> State:
-    """End a window: estimate the metric from its draws, and begin a new window. The metric of a
-    chain does not change if one of its parameters never moved in the window."""
+    """End a window: estimate the metric from its draws, and begin a new window. If a parameter of a
+    chain never moved in the window, the metric of this chain does not change."""
     moving, square = free(state["metric"]), state["welford.square"]
     n = state["welford.count"].reshape(-1, *(1,) * (square.ndim - 1))
     spread = square / (n - 1).clamp(min=1)
@@ -166,7 +176,7 @@ def learn_mass(state: State) -> State:
     if square.ndim == 2:
         metric = (shrunk + ridge * each).sqrt() * moving
     else:
-        fixed = (1 - moving).diag_embed()  # zeros on the diagonal would have no factor
+        fixed = (1 - moving).diag_embed()  # a matrix with zero diagonal entries has no factor
         weight = _estimation_error(spread, each, n)
         alone = shrunk.diagonal(dim1=1, dim2=2).diag_embed()
         whole = shrunk + weight * (alone - shrunk) + ridge * each.diag_embed() + fixed
@@ -181,7 +191,7 @@ def learn_mass(state: State) -> State:
 
 
 def _estimation_error(spread: Tensor, variances: Tensor, n: Tensor) -> Tensor:
-    """λ, the fraction of the correlations that is explained by the noise of n draws: [M, 1, 1]."""
+    """λ, the fraction of the correlations that the noise of n draws explains, [M, 1, 1]."""
     scale = torch.where(variances > 0, variances.rsqrt(), 0.0)  # [M, P]
     squares = (spread * scale.unsqueeze(1) * scale.unsqueeze(2)).square().triu(1)
     pairs = ((scale.unsqueeze(1) * scale.unsqueeze(2)) > 0).triu(1)
@@ -207,7 +217,7 @@ class Hamiltonian(Kernel):
         step = 0.1 * moving**-0.25
         early = torch.full_like(step, float(bool(windows(self.burn_in))))
         own = {**start_mass(unfixed, self.mass), **start_dual(step)}
-        return {**own, "early": early}  # 1 until burn-in has estimated a first mass
+        return {**own, "early": early}  # 1 until burn-in has estimated the first mass
 
     def adapt(self, run: Run, state: State, info: Info) -> State:
         new = average(state, info["accept"], run.field(self, "target_accept"))
@@ -231,7 +241,8 @@ class Hamiltonian(Kernel):
         return {**state, **start_dual(seek_step(density, state, run.noise(f"step size/{t}")))}
 
     def settle(self, run: Run, state: State) -> State:
-        """Use the averaged step size; after only a few updates, at most the initial step size."""
+        """Use the averaged step size. After only a few updates, it is limited to the initial step
+        size."""
         averaged, sought = state["dual.log_step"].exp(), state["dual.centre"].exp() / 10
         few = state["dual.count"] < 10
         return {**state, "step": torch.where(few, torch.minimum(sought, averaged), averaged)}

@@ -7,10 +7,10 @@
 Neal (2011). All chains advance together. Burn-in adapts the step size and the mass, which is
 diagonal or dense (`doxa.mcmc.hamiltonian`). A trajectory of fixed length may return to its start or
 to the mirror image of it, and the energy of the chain then hardly changes. So the length of each
-transition is drawn uniformly between `jitter` and 1 times ε·leapfrog. The step size is scaled for
-this, which needs no additional gradient. The draws are exact up to Monte Carlo error. The cost is
-draws × leapfrog gradients over all data. `NUTS` chooses the length itself. Dropout is off and
-BatchNorm is frozen.
+trajectory is drawn uniformly between `jitter` · ε · leapfrog and ε · leapfrog. This is done by
+scaling the step size, and needs no additional gradient. The draws are exact up to Monte Carlo
+error. The cost is draws × leapfrog gradients over all data. `NUTS` chooses the length itself.
+Dropout is off and BatchNorm is frozen.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from doxa.mcmc.kernel import DIVERGENT, Move, Point, acceptance, leapfrog
 from doxa.method import Clock, Info, Run, State
 from doxa.method.method import between, one_of, positive, whole
 
-Trajectory = Callable[[Point, Tensor], Point]  # (start, step size [M, 1]) to the end
+Trajectory = Callable[[Point, Tensor], Point]  # (start, step size [M, 1]) to the end point
 
 
 @store.register("hmc")
@@ -51,10 +51,10 @@ class HMC(Hamiltonian):
     temperature : float
         T.
     mass : str
-        "diagonal" (one scale per parameter) or "full" (a covariance, for up to some hundreds of
-        parameters).
+        "diagonal" (one scale per parameter) or "full" (a covariance matrix, for at most a few
+        hundred parameters).
     jitter : float
-        The shortest trajectory, as a fraction of the longest; 1 for a fixed length.
+        The length of the shortest trajectory, as a fraction of the longest. 1 is a fixed length.
     """
 
     name: ClassVar[str] = "hmc"
@@ -75,7 +75,7 @@ class HMC(Hamiltonian):
         return (self.transitions * self.leapfrog,) * 2
 
     def captures(self, run: Run) -> bool:
-        """On a GPU, a whole transition becomes one graph. On the CPU, each leapfrog step is
+        """On a GPU, a whole transition is captured as one graph. On the CPU, each leapfrog step is
         recorded or compiled."""
         return run.device.type != "cpu"
 
@@ -115,7 +115,7 @@ class HMC(Hamiltonian):
         start = self.depart(state, clock)
         share = self.jitter + (1 - self.jitter) * clock.uniform(1)  # [M, 1]
         end = trajectory(start, state["step"].unsqueeze(1) * share)
-        error = end.energy - start.energy  # [M]; NaN if both are infinite
+        error = end.energy - start.energy  # [M]; NaN if both energies are infinite
         rate = acceptance(-error)
         accept = clock.uniform(1).squeeze(1) < rate
         take = accept.unsqueeze(1)

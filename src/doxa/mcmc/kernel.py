@@ -1,18 +1,20 @@
 """Shared by all samplers with an acceptance test: the target, the stages and the posterior.
 
-The target is exp(log_joint/T), of a model or of a bare log density. Burn-in is one stage, so that
-it is recorded or compiled once; the changes at the ends of its windows are made between steps.
+The target is exp(log_joint/T), where log_joint is that of a model or a plain log density. Burn-in
+is one stage, so that it is recorded or compiled only once. Changes at the ends of its windows are
+made between steps.
 
 The leapfrog integrator is one reversible, volume-preserving step of Hamiltonian dynamics:
 
     H(θ, p) = −log π(θ) + ½ |p|²,      θ = F φ,   F Fᵀ = M⁻¹
     p ← p + ½ε Fᵀ∇log π(θ);   θ ← θ + ε F p;   p ← p + ½ε Fᵀ∇log π(θ)
 
-The momentum is stored in coordinates in which it is standard normal: p is Fᵀ times the momentum of
-mass M in textbooks (Neal, 2011), and F p is their velocity M⁻¹p. The integrator is the same, and
-neither the kinetic energy nor the test for a U-turn uses the mass. F is the `metric`: one standard
-deviation per parameter, [M, P], or a lower triangular matrix, [M, P, P]. If a row of F is zero, its
-parameter is fixed. The energy error of a trajectory of given length falls as ε².
+The momentum is stored in coordinates in which it is standard normal. In textbooks (Neal, 2011) the
+momentum r has the covariance M. Here p = Fᵀ r, and the velocity is M⁻¹ r = F p. The integrator is
+the same, and neither the kinetic energy nor the test for a U-turn uses the mass. F is the `metric`:
+one standard deviation per parameter, [M, P], or a lower triangular matrix per chain, [M, P, P]. If
+a row of F is zero, its parameter is fixed. The energy error of a trajectory of given length falls
+as ε².
 """
 
 from __future__ import annotations
@@ -31,14 +33,13 @@ from doxa.mcmc.convergence import chain_status, concerns
 from doxa.method import Clock, Hooks, Info, Method, Run, Stage, State, log_joint, optimise
 from doxa.posterior import Posterior, SamplePosterior
 
-DIVERGENT = 1000.0  # energy error of a divergent transition, as in Stan
+DIVERGENT = 1000.0  # energy error above which a transition is divergent, as in Stan
 
 ValueAndGrad = Callable[[Tensor], tuple[Tensor, Tensor]]  # θ [M, P] to log π [M] and its gradient
 
 
 class Point(NamedTuple):
-    """The state of a trajectory: position, momentum, and log π with its gradient at the
-    position."""
+    """A point of a trajectory: position, momentum, and log π with its gradient at the position."""
 
     theta: Tensor  # [M, P]
     momentum: Tensor  # [M, P], standard normal at rest
@@ -47,7 +48,7 @@ class Point(NamedTuple):
 
     @property
     def energy(self) -> Tensor:
-        """H, or infinity if it is NaN: [M]."""
+        """H, [M]. It is infinite if its value is NaN."""
         energy = 0.5 * self.momentum.square().sum(1) - self.log_density
         return torch.nan_to_num(energy, nan=torch.inf, posinf=torch.inf, neginf=torch.inf)
 
@@ -55,7 +56,26 @@ class Point(NamedTuple):
 def leapfrog(
     density: ValueAndGrad, point: Point, metric: Tensor, step: Tensor, steps: int = 1
 ) -> Point:
-    """`steps` steps of size `step` [M, 1]. A negative size integrates backwards in time."""
+    """Integrate the Hamiltonian dynamics.
+
+    Parameters
+    ----------
+    density : callable
+        log π and its gradient, as a function of θ [M, P].
+    point : Point
+        The start.
+    metric : Tensor
+        F, [M, P] or [M, P, P].
+    step : Tensor of shape [M, 1]
+        The step size ε. A negative one integrates backwards in time.
+    steps : int
+        The number of steps.
+
+    Returns
+    -------
+    Point
+        The end.
+    """
     theta, momentum, value, grad = point
     momentum = momentum + 0.5 * step * pull(metric, grad)
     for i in range(steps):
@@ -66,14 +86,14 @@ def leapfrog(
 
 
 def push(metric: Tensor, momentum: Tensor) -> Tensor:
-    """F p: from momentum to velocity, [M, P]."""
+    """The velocity F p of a momentum p, [M, P]."""
     if metric.ndim == 2:
         return metric * momentum
     return torch.bmm(metric, momentum.unsqueeze(2)).squeeze(2)
 
 
 def pull(metric: Tensor, grad: Tensor) -> Tensor:
-    """Fᵀ∇: from the gradient to the force on the momentum, [M, P]."""
+    """The force Fᵀ∇log π on the momentum, from the gradient ∇log π, [M, P]."""
     if metric.ndim == 2:
         return metric * grad
     return torch.bmm(grad.unsqueeze(1), metric).squeeze(1)
@@ -89,8 +109,8 @@ Move = Callable[[State, Batch, Clock], tuple[State, Info]]
 
 
 class Kernel(Method):
-    """Base of Metropolis, HMC and NUTS. Subclasses are frozen dataclasses with these and other
-    fields."""
+    """Base of Metropolis, HMC and NUTS. Subclasses are frozen dataclasses that have these fields
+    and others."""
 
     draws: int
     burn_in: int
@@ -99,12 +119,12 @@ class Kernel(Method):
     uses_rate: ClassVar[bool] = False  # only for the maximum of weights that are point estimates
     tallied: ClassVar[tuple[str, ...]] = (
         "accept",
-    )  # entries of Info that are summed while sampling
+    )  # entries of Info that are summed over the transitions of the sampling stage
 
     @abstractmethod
     def transition(self, run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
-        """One transition of every chain. Info has a tensor [M] per entry: always "accept", and
-        "energy" and "divergent" if the kernel has them."""
+        """One transition of every chain: the new state, and statistics as tensors [M]. They always
+        include "accept", and "energy" and "divergent" if the kernel has them."""
 
     @property
     def kept_draws(self) -> int:
@@ -116,16 +136,18 @@ class Kernel(Method):
 
     @property
     def transitions(self) -> int:
-        """The number of transitions, with burn-in."""
+        """The number of transitions, including burn-in."""
         return self.burn_in + self.draws * self.thin
 
     def move(self, run: Run) -> tuple[Move, Recorded | None]:
-        """`transition`, and how its parts are executed if it is not executed as a whole."""
+        """The function that makes a transition, and how its parts are recorded or compiled if it is
+        not captured as a whole."""
         return partial(self.transition, run), None
 
     @abstractmethod
     def own_state(self, run: Run, unfixed: Tensor) -> State:
-        """The kernel's own entries of the state; `unfixed` [M, P] is 1 for parameters that move."""
+        """The entries of the state that this kernel adds. `unfixed` [M, P] is 1 for parameters that
+        move, and 0 for fixed ones."""
 
     @abstractmethod
     def adapt(self, run: Run, state: State, info: Info) -> State:
@@ -140,12 +162,11 @@ class Kernel(Method):
         return state
 
     def hooks(self) -> Hooks:
-        """Changes of the state between transitions of burn-in: {number of the transition:
-        change}."""
+        """The changes of the state between transitions of burn-in, by number of the transition."""
         return {}
 
     def report(self, state: State) -> dict[str, Any]:
-        """Diagnostics of this kernel."""
+        """The diagnostics of this kernel."""
         return {}
 
     def init(self, run: Run) -> State:
@@ -201,19 +222,20 @@ class Kernel(Method):
         return tempered
 
     def _arrive(self, run: Run, state: State) -> State:
-        """The state with the density and its gradient at the current position."""
+        """The state after the density and its gradient are computed at its position."""
         value, grad = self.density(run, state, run.all_rows())(state["theta"])
         return {**state, "log_density": value, "grad": grad}
 
     def _tally(self, state: State, info: Info) -> State:
-        """The sums over the sampling stage, and the statistics for E-BFMI."""
+        """The state after a transition is added to the sums over the sampling stage, and to the
+        statistics for E-BFMI."""
         count = state["transitions"] + 1
         sums = {f"sum.{name}": state[f"sum.{name}"] + info[name] for name in self.tallied}
         new = {**state, **sums, "transitions": count}
         return {**new, **_energies(state, info["energy"], count)} if "energy" in info else new
 
     def share(self, state: State, name: str) -> Tensor:
-        """The mean per transition of a tallied quantity: [M]."""
+        """The mean of a tallied quantity over transitions, [M]."""
         return state[f"sum.{name}"] / state["transitions"].clamp(min=1)
 
     def finish(self, run: Run, state: State, kept: Tensor | None) -> Posterior:
@@ -227,7 +249,8 @@ class Kernel(Method):
 
 
 def acceptance(change: Tensor) -> Tensor:
-    """min(1, exp(change)) of a change in log density or in −H; 0 if it is NaN."""
+    """The acceptance probability min(1, exp(change)) for a change of the log density or of −H. It
+    is 0 if the change is NaN."""
     return torch.nan_to_num(change.clamp(max=0.0).exp(), nan=0.0)
 
 
@@ -235,8 +258,8 @@ _ENERGY = ("energy.last", "energy.mean", "energy.square", "energy.jumps")
 
 
 def _energies(state: State, energy: Tensor, count: Tensor) -> State:
-    """Running mean, sum of squares, and sum of squared differences between successive
-    transitions."""
+    """Update the statistics for E-BFMI: the running mean of the energy, its sum of squares, and the
+    sum of squared differences between successive transitions."""
     away = energy - state["energy.mean"]
     mean = state["energy.mean"] + away / count
     jump = torch.where(count > 1, energy - state["energy.last"], torch.zeros_like(energy))

@@ -3,12 +3,12 @@
     θ' = θ + s · F ε,  ε ~ N(0, I);   accept with probability min(1, p(θ', D)^{1/T} / p(θ, D)^{1/T})
 
 Metropolis et al. (1953). F Fᵀ is the covariance of the draws in the windows of burn-in (Haario,
-Saksman & Tamminen, 2001; the windows are those of `doxa.mcmc.hamiltonian`). The scale follows a
-Robbins–Monro recursion, log s ← log s + γ_t (α − α*), to the acceptance that is optimal for random
-walks, 0.234 (0.44 in one dimension; Roberts, Gelman & Gilks, 1997). Both are fixed while draws are
-kept. The method needs no gradient. Use it for checks, and for targets of a few dimensions: its cost
-grows with the number of parameters P, and that of HMC with P^{1/4}. For networks use `HMC` or
-`NUTS`.
+Saksman & Tamminen, 2001; the windows are those of `doxa.mcmc.hamiltonian`). The scale is adapted by
+a Robbins–Monro recursion, log s ← log s + γ_t (α − α*). Its aim α* is the acceptance rate that is
+optimal for random walks, 0.234 (0.44 in one dimension; Roberts, Gelman & Gilks, 1997). F and s are
+fixed while draws are kept. The method needs no gradient. Use it for checks, and for targets of a
+few dimensions: its cost grows as the number of parameters P, and that of HMC as P^{1/4}. For
+networks use `HMC` or `NUTS`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Metropolis(Kernel):
     draws, burn_in : int
         Transitions that are kept from each chain (after `thin`), and transitions before them.
     scale : float
-        Scale of the first proposals, in units of 2.38/√P; burn-in adapts it.
+        The scale of the first proposals, in units of 2.38/√P. Burn-in adapts it.
     covariance : str
         The adapted covariance of the proposal, "full" or "diagonal".
     thin : int
@@ -109,8 +109,8 @@ class Metropolis(Kernel):
         return window_hooks(self.burn_in, self._window_end)
 
     def _window_end(self, t: int) -> Hook:
-        """A new shape, and the scale that is optimal for a Gaussian of that shape, or a smaller
-        one."""
+        """A hook at the end of a window. It sets the new shape of the proposals, and the scale that
+        is optimal for a Gaussian of this shape, or a smaller scale."""
 
         def mark(run: Run, state: State) -> State:
             moving = free(state["metric"]).sum(1).clamp(min=1)
@@ -130,7 +130,7 @@ class Metropolis(Kernel):
         }
 
     def _value(self, run: Run, state: State, theta: Tensor, batch: Batch) -> Tensor:
-        """log_joint/T, [M]: no gradient is needed."""
+        """log_joint/T, [M], computed without a gradient."""
         return run.value(theta, batch, state) / run.field(self, "temperature")
 
 

@@ -2,19 +2,19 @@
 
     log a = [Û(θ) − Û(θ')]/T + log q(θ | θ') − log q(θ' | θ),   accept with probability min(1, a)
 
-Û at θ and at θ' is computed on the same batch. The mean over the batch, times n, estimates the sum
-over the data set; a plain sum over the batch would target a posterior of B rows. The method lies
-between exact Metropolis and SGLD. Korattikara, Chen & Welling (2014) and Bardenet, Doucet & Holmes
-(2017) study its error. Proposals are
+Û at θ and at θ' is computed on the same batch of B rows. The sum over the data set is estimated by
+n times the mean over the batch; a plain sum over the batch would target the posterior of B rows.
+The method lies between exact Metropolis and SGLD. Korattikara, Chen & Welling (2014) and Bardenet,
+Doucet & Holmes (2017) study its error. Proposals are
 
     "langevin"   θ' = θ − η∇Û(θ) + √(2ηT) ε        (a gradient at θ and one at θ')
     "walk"       θ' = θ + √(2ηT) ε                 (no gradient)
 
 The estimate of log a is noisy. Unlike the noise of a gradient, this noise does not average out: a
-bad proposal is accepted if the batch happens to favour it. The stationary distribution is wider
-than the posterior, more so for large moves and small batches. The bias vanishes as B → n and as
-η → 0. Use the method to see why SGLD has no acceptance step; for exact draws use `Metropolis`,
-`HMC` or `NUTS`.
+bad proposal is accepted if the batch happens to favour it. So the stationary distribution is wider
+than the posterior. The difference is larger for large moves and small batches, and vanishes as
+B → n and as η → 0. Use the method to study why SGLD has no acceptance step. For exact draws use
+`Metropolis`, `HMC` or `NUTS`.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class MinibatchMH(StochasticGradient):
     proposal : str
         "langevin" or "walk".
     step_size : float or None
-        η; None: starts at the rate of `fit` over n and is adapted in burn-in.
+        η. None: it starts at the learning rate of `fit` over n, and is adapted in burn-in.
     target_accept : float or None
-        The acceptance rate of that adaptation; None: 0.574 for "langevin", 0.234 for "walk".
+        The acceptance rate to which η is adapted. None: 0.574 for "langevin", 0.234 for "walk".
     temperature : float
         T.
     """

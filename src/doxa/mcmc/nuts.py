@@ -10,23 +10,26 @@ the mass as in `doxa.mcmc.hamiltonian`. Gradients use all rows; dropout is off a
 frozen. A transition is not a fixed sequence of operations, so only parts of it are recorded or
 compiled.
 
-A doubling adds a branch of 2^d leapfrog steps at one end of the trajectory. Its points have the
-weights exp(H₀ − H). One of them is drawn, leaf by leaf (multinomial within the branch), and
-replaces the proposal of the tree with probability min(1, w_branch / w_tree), which favours points
-far from the start. A segment from momentum p to p' with sum ρ turns back if p·ρ ≤ 0 or p'·ρ ≤ 0 (in
-the coordinates of the leapfrog, the mass is 1). This is checked for every balanced subtree, and for
-each half with the first point of the other half: Betancourt (2017), and Stan's additional checks,
-which detect turns that the end points alone would miss.
+**Doubling.** A doubling adds a branch of 2^d leapfrog steps, called leaves, at one end of the
+trajectory. Its points have the weights exp(H₀ − H). One of them is drawn with these weights, leaf
+by leaf. It replaces the point drawn from the tree with probability min(1, w_branch / w_tree), which
+favours points far from the start.
 
-Subtrees are not built recursively. Leaf i ends as many subtrees as the binary form of i has
-trailing ones. The start of each subtree is stored when it begins; the storage has one place per
-level of a branch (Phan, Pradhan & Jankowiak, 2019). All chains are at the same leaf of the same
-doubling, and chains that have finished wait.
+**Turning.** Consider a segment that begins with momentum p and ends with p', where ρ is the sum of
+all its momenta. It turns back if p·ρ ≤ 0 or p'·ρ ≤ 0 (in the coordinates of the leapfrog, the mass
+is 1). This is checked for every balanced subtree (Betancourt, 2017). As in Stan, it is also checked
+for each half together with the first point of the other half, which detects turns that the end
+points alone would miss.
 
-`init_tree`, `new_leaf`, `check_turning` and `merge` are fixed sequences of tensor operations, from
-named values to named values, which can be recorded or compiled; `grow` is the loop that calls them.
-In names, "end" is the outermost point of a branch, and "taken" and "drawn" are the points drawn
-from the tree and from the branch.
+**Without recursion.** Leaf i ends as many subtrees as the binary form of i has trailing ones. The
+start of each subtree is stored when it begins; the storage has one place per level of a branch
+(Phan, Pradhan & Jankowiak, 2019). All chains are at the same leaf of the same doubling. Chains that
+have finished wait for the others.
+
+`init_tree`, `new_leaf`, `check_turning` and `merge` are fixed sequences of tensor operations, which
+can be recorded or compiled. They map dicts of tensors to dicts of tensors. `grow` is the loop that
+calls them. In names, "end" is the outermost point of a branch, "taken" is the point drawn from the
+tree, and "drawn" is the point drawn from the branch.
 """
 
 from __future__ import annotations
@@ -46,15 +49,15 @@ from doxa.mcmc.kernel import DIVERGENT, Move, Point, ValueAndGrad, acceptance, l
 from doxa.method import Clock, Info, Run, State
 from doxa.method.method import between, one_of, positive, whole
 
-_AHEAD = 5  # doublings whose random numbers are drawn at the start of the transition
+_AHEAD = 5  # number of doublings whose random numbers are drawn at the start of a transition
 
-_PLACE = ("theta", "momentum", "grad")  # of an end, where the trajectory continues
-_TAKEN = ("theta", "grad", "log_density", "energy")  # of the drawn point
+_PLACE = ("theta", "momentum", "grad")  # stored for an end, where the trajectory may continue
+_TAKEN = ("theta", "grad", "log_density", "energy")  # stored for a point that is drawn
 _TALLY = ("accept", "leapfrogs", "divergent")
 
 
 class Parts(NamedTuple):
-    """The fixed sequences of operations, as they are executed."""
+    """The fixed sequences of operations, as functions that may be recorded or compiled."""
 
     init_tree: Part
     leaf: Part
@@ -71,8 +74,30 @@ def grow(
     max_depth: int,
     limit: int | None = None,
 ) -> State:
-    """One transition from `start`, with steps of size `step` [M]: the point that is taken, and the
-    statistics of the transition. `parts` was made for `max_depth`; `limit` may end it earlier."""
+    """Make one transition.
+
+    Parameters
+    ----------
+    parts : Parts
+        The operations, made for trees of depth `max_depth`.
+    start : Point
+        The current draw with a new momentum.
+    metric : Tensor
+        F, [M, P] or [M, P, P].
+    step : Tensor of shape [M]
+        The step size.
+    clock : Clock
+        The source of random numbers.
+    max_depth : int
+        The largest number of doublings.
+    limit : int, optional
+        A smaller number of doublings, after which the transition ends.
+
+    Returns
+    -------
+    State
+        The point that is taken, and the statistics of the transition.
+    """
     uniform = clock.uniform(2 * max_depth + 2**_AHEAD - 1)
     seed = parts.init_tree({
         "momentum": start.momentum, "log_density": start.log_density, "step": step,
@@ -116,8 +141,9 @@ def grow(
 
 
 def _branch(parts: Parts, branch: State, lucks: tuple[Tensor, ...]) -> tuple[State, Tensor]:
-    """The branch with one leaf per entry of `lucks` [M], and the momentum of its first leaf. Chains
-    that turn or diverge become inactive."""
+    """Build a branch with one leaf per entry of `lucks`, each of which has uniform numbers [M].
+    Returns the branch and the momentum of its first leaf. Chains that turn back or diverge become
+    inactive."""
     noted: list[tuple[Tensor, Tensor, Tensor]] = []  # starts of subtrees, outermost first
     first = branch["momentum"]
     for i, luck in enumerate(lucks):
@@ -143,8 +169,8 @@ def _branch(parts: Parts, branch: State, lucks: tuple[Tensor, ...]) -> tuple[Sta
 
 
 def init_tree(at: State, max_depth: int) -> State:
-    """A tree of one point, and the direction of its first branch. The numbers `uniform` decide the
-    directions and the points that are taken."""
+    """Start a tree of one point, and draw the direction of its first branch. The random numbers
+    `uniform` decide all directions and which points are taken."""
     momentum = at["momentum"]
     energy = Point(momentum, momentum, at["log_density"], momentum).energy
     zero = torch.zeros_like(energy)
@@ -160,10 +186,10 @@ def init_tree(at: State, max_depth: int) -> State:
 
 
 def new_leaf(density: ValueAndGrad, branch: State) -> State:
-    """One leaf: a leapfrog step, its weight, and whether its point is taken."""
+    """Add one leaf to a branch: a leapfrog step, its weight, and whether its point is drawn."""
     active = branch["active"]
     theta, momentum, grad = (branch[name] for name in _PLACE)
-    here = Point(theta, momentum, branch["start"], grad)  # its density is not computed again
+    here = Point(theta, momentum, branch["start"], grad)  # `leapfrog` does not read its density
     there = leapfrog(density, here, branch["metric"], branch["step"])
     energy = there.energy
     error = energy - branch["start"]
@@ -186,7 +212,7 @@ def new_leaf(density: ValueAndGrad, branch: State) -> State:
 
 
 def check_turning(at: State) -> State:
-    """The chains that are still active at the end of a subtree.
+    """Find the chains that have not turned back at the end of a subtree.
 
     The subtree began with the momentum `begin`, when the sum of momenta was `behind`. Its right
     half began with `middle`, when the sum was `half`; the momentum before that was `before`. In a
@@ -200,7 +226,7 @@ def check_turning(at: State) -> State:
 
 
 def merge(at: State) -> State:
-    """The tree with the branch added, and the start of the next branch."""
+    """Add a branch to the tree, and prepare the start of the next branch."""
     forward, active = at["forward"], at["active"]  # [M, 1], [M]
     left, right = at["left.momentum"], at["right.momentum"]
     far, near = torch.where(forward, left, right), torch.where(forward, right, left)
@@ -232,7 +258,7 @@ def _pick(mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:
     return torch.where(mask if yes.ndim == 1 else mask.unsqueeze(1), yes, no)
 
 
-_EARLY = 7  # greatest depth until a mass is estimated: longer trees would be of no use
+_EARLY = 7  # largest depth until a mass is estimated, when longer trees would have no benefit
 
 
 @store.register("nuts")
@@ -245,14 +271,14 @@ class NUTS(Hamiltonian):
     draws, burn_in : int
         Transitions that are kept from each chain (after `thin`), and transitions before them.
     target_accept : float
-        The acceptance rate to which the step size is adapted; set it nearer to 1 if transitions
+        The acceptance rate to which the step size is adapted. Set it nearer to 1 if transitions
         diverge.
     max_depth : int
-        At most 2^max_depth − 1 leapfrog steps per transition; at most 2^7 − 1 until burn-in has
-        estimated a first mass.
+        The largest number of doublings. A transition has at most 2^max_depth − 1 leapfrog steps,
+        and at most 2^7 − 1 until burn-in has estimated the first mass.
     mass : str
-        "diagonal" (one scale per parameter) or "full" (a covariance, for up to some hundreds of
-        parameters).
+        "diagonal" (one scale per parameter) or "full" (a covariance matrix, for at most a few
+        hundred parameters).
     thin : int
         Keep every `thin`-th draw.
     temperature : float
@@ -274,7 +300,7 @@ class NUTS(Hamiltonian):
 
     @property
     def gradients(self) -> tuple[int, int]:
-        """For trees that turn back at once, and for trees that never turn back."""
+        """The numbers of gradients if all trees turn back at once, and if none turns back."""
         return self.transitions, self.transitions * (2**self.max_depth - 1)
 
     def captures(self, run: Run) -> bool:

@@ -3,32 +3,35 @@
     V ← αV + (1 − α) ḡ²,   ḡ = ∇Û/n,   G = 1 / (λ + √V)
     θ ← θ − η (G ∇Û − TΓ) + √(2ηTG) ε,    Γ_i = ∂G_i/∂θ_i
 
-Li, Chen, Carlson & Carin (2016): RMSprop's step sizes, one per weight, with matching noise. The
-posterior is stationary only with Γ, the drift of the preconditioner, which the paper drops in
-practice because it is of order 1 − α:
+Li, Chen, Carlson & Carin (2016). Each weight has the step size of RMSprop, and the noise that
+belongs to this step size. The posterior is the stationary distribution only with Γ, the drift of
+the preconditioner. The paper drops Γ in practice, because it is of order 1 − α:
 
     Γ_i = −(1 − α) G_i² ḡ_i h_i / √V_i,    h_i = ∂ḡ_i/∂θ_i.
 
-`correction` selects how Γ is treated. "freeze" adapts V in burn-in only, so that Γ = 0 exactly
-afterwards: SGLD with a diagonal preconditioner, and no bias but that of η. "none" is the paper's
-practical algorithm. "gamma" adds Γ, with h from one Hutchinson probe z ∈ {±1},
-h ≈ z ⊙ (ḡ(θ + δz) − ḡ(θ − δz)) / 2δ: two more gradients per step. The slope of G is valid only
-locally. G may change by more than itself within the noise √(2ηTG), for example at a mode, if V
-contains gradients at the mode only. So Γ is limited to |Γ| ≤ G/√(2ηTG), and moves θ by at most
-half the noise. Small steps never reach that limit.
+`correction` selects how Γ is treated:
 
-V is a running average, and not a function of θ alone, so "none" and "gamma" have a bias, which
+"freeze" adapts V in burn-in only, so that Γ = 0 exactly afterwards. The method is then SGLD with a
+diagonal preconditioner, and its only bias is that of the step size η.
+"none" is the practical algorithm of the paper.
+"gamma" adds Γ, with h from one Hutchinson probe z ∈ {±1},
+h ≈ z ⊙ (ḡ(θ + δz) − ḡ(θ − δz)) / 2δ, which takes two more gradients per step. The derivative of G
+is valid only locally. Within the noise √(2ηTG), G may change by more than itself, for example at a
+mode, if V contains gradients at the mode only. So Γ is limited to |Γ| ≤ G/√(2ηTG), and moves θ by
+at most half the noise. Small steps never reach this limit.
+
+V is a running average, and not a function of θ alone. So "none" and "gamma" have a bias, which
 grows as the step size falls: if the chain moves more slowly than V forgets, V follows θ. On a
 Gaussian of curvature c with full batches, "none" has, besides the bias of SGLD, the variance
 
-    1 + κ/(1 + 2x)  times  T/c,    x = ηGc/(1 − α),   κ = E|ḡ| / (λ + E|ḡ|),   E|ḡ| = √(2cT/π)/n:
+    1 + κ/(1 + 2x)  times  T/c,    x = ηGc/(1 − α),   κ = E|ḡ| / (λ + E|ḡ|),   E|ḡ| = √(2cT/π)/n,
 
 because E[G(θ²c/T − 1)] = 0, and the covariance of V/E[V] with θ²c/T is 2/(1 + 2x). This is first
-order in the fluctuations of V, and accurate to a fifth of the excess. It is exact as x → 0, where
-p/G is sampled and the variance is up to twice too large. Γ subtracts (1 − α)κ from it. The bias is
-smaller if the noise of mini-batches dominates V.
+order in the fluctuations of V, and its error is up to a fifth of the excess over 1. It is exact as
+x → 0, where the chain samples p/G and the variance is up to twice too large. Γ subtracts (1 − α)κ
+from it. The bias is smaller if the noise of mini-batches dominates V.
 
-Use it if weights have very different scales.
+Use the method if weights have very different scales.
 """
 
 from __future__ import annotations
@@ -64,10 +67,10 @@ class PSGLD(StochasticGradient):
     draws, thin, burn_in : int
         Draws kept from each chain, `thin` steps apart, after `burn_in` steps.
     step_size : float or None
-        η, which multiplies the preconditioned gradient of the full-data potential; None: the rate
-        of `fit` over n, which then means what it means to RMSprop.
+        η, which multiplies the preconditioned gradient of the full-data potential. None: the
+        learning rate of `fit` over n. That rate then has the same meaning as for RMSprop.
     beta2 : float
-        α, the memory of the squared gradients.
+        α, the decay rate of the running average of squared gradients.
     eps : float
         λ, above 0.
     correction : str
@@ -116,7 +119,7 @@ class PSGLD(StochasticGradient):
             spread = (2.0 * eta * t * scale).sqrt()
             if adapting and self.correction == "gamma":
                 gamma = self._gamma(run, {**state, **new}, batch, clock, scale, mean)
-                steepest = scale / spread  # G changes by itself within the noise
+                steepest = scale / spread  # the limit: G changes by G within the noise
                 drift = drift + t * gamma.clamp(-steepest, steepest)
             new["theta"] = held(run, theta + eta * drift + spread * eps, theta)
             return {**state, **changed, **new}, report(run, value)
@@ -138,7 +141,7 @@ class PSGLD(StochasticGradient):
     def _gamma(
         self, run: Run, state: State, batch: Batch, clock: Clock, scale: Tensor, mean: Tensor
     ) -> Tensor:
-        """Γ, with the curvature from one random vector of signs."""
+        """Γ, with the curvature h from one random vector of signs."""
         theta = state["theta"]
         signs = torch.where(clock.uniform(theta.shape[1]) > 0.5, 1.0, -1.0).to(theta.dtype)
         width = torch.finfo(theta.dtype).eps ** (1 / 3)
@@ -152,5 +155,5 @@ class PSGLD(StochasticGradient):
 
 
 def _root(state: State) -> Tensor:
-    """√V, with V divided by the sum of its weights, so that it does not start too small."""
+    """√V, with V divided by the sum of its weights. Otherwise V would be too small at the start."""
     return torch.sqrt(state["square"] / state["weight"])

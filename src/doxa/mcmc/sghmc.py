@@ -3,20 +3,20 @@
     v ← (1 − α) v − η ∇Û(θ) + √(2 (α − β̂) η T) ε,    θ ← θ + v
 
 Chen, Fox & Guestrin (2014), eq. 15. It is the Euler discretisation of a damped mass in the
-potential U: with time step dt, mass m and damping β,
+potential U. With time step dt, mass m and damping β,
 
     p ← (1 − dt β/m) p − dt ∇Û + noise,   W ← W + (dt/m) p      gives   η = dt²/m,  α = dt β/m,
 
 and without the noise it is momentum SGD (`momentum_sgd`). On a quadratic potential of curvature λ
-with independent gradient noise of variance C the variance of θ is
+with independent gradient noise of variance C, the variance of θ is
 
-    (1 + (ηC/2T − β̂)/α) / (1 − ηλ / (4 − 2α))   times   T/λ:
+    (1 + (ηC/2T − β̂)/α) / (1 − ηλ / (4 − 2α))   times   T/λ.
 
 Friction alone causes no bias. With small friction, the noise of mini-batches increases the
-variance. With β̂ = 0, batches are those of shuffled epochs, whose noise adds less. With β̂ > 0,
-batches are drawn independently, because the noise of shuffled batches depends on λ, and no β̂ would
-be right for all weights. Use it instead of `SGLD` if curvatures differ: momentum crosses flat
-directions √(1/ηλ) times faster.
+variance. With β̂ = 0, batches are those of shuffled epochs, whose noise increases it less. With
+β̂ > 0, batches are drawn independently, because the noise of shuffled batches depends on λ, and no
+β̂ would be right for all weights. Use the method instead of `SGLD` if curvatures differ: with
+momentum, the chain moves along flat directions √(1/ηλ) times faster.
 """
 
 from __future__ import annotations
@@ -45,13 +45,14 @@ class SGHMC(StochasticGradient):
     draws, thin, burn_in : int
         Draws kept from each chain, `thin` steps apart, after `burn_in` steps.
     step_size : float or None
-        η, which multiplies the gradient of the full-data potential; None: the rate of `fit` over n.
+        η, which multiplies the gradient of the full-data potential. None: the learning rate of
+        `fit` over n.
     friction : float
         α in (0, 1], one minus the momentum of SGD.
     gradient_noise : float
-        β̂ in [0, α), the share of friction whose noise the mini-batches already bring: β̂ = ηC/2T
-        for gradient noise of variance C, of batches that are then drawn independently. 0 adds all
-        the noise.
+        β̂ in [0, α), the part of the friction whose noise already comes from the mini-batches. For
+        gradient noise of variance C, β̂ = ηC/2T. With β̂ > 0, batches are drawn independently. With
+        0, all of the noise is added.
     temperature : float
         T.
     """
@@ -80,8 +81,8 @@ class SGHMC(StochasticGradient):
 
     @property
     def rows(self) -> str:
-        """β̂ assumes independent noise. In shuffled epochs the noise is smaller, and β̂ too
-        large."""
+        """The source of a step's rows. With β̂ > 0, batches are independent; in shuffled epochs the
+        noise is smaller, and β̂ would be too large."""
         return "independent" if self.gradient_noise else "mini"
 
     def memory(self, run: Run, theta: Tensor) -> State:
@@ -98,17 +99,29 @@ class SGHMC(StochasticGradient):
 def momentum_sgd(
     rate: float, momentum: float, n: float = 1.0, averaged: bool = False
 ) -> tuple[float, float]:
-    """(step, friction) of the SGHMC whose noiseless path is that of momentum SGD.
+    """The settings of SGHMC that is momentum SGD if its noise is removed.
 
     Heavy-ball SGD on the mean loss L = U/n is u ← μu + ∇L, θ ← θ − rate · u. With v = −rate · u
-    this is v ← μv − (rate/n) ∇U, θ ← θ + v: friction = 1 − μ and step = rate/n.
+    this is v ← μv − (rate/n) ∇U, θ ← θ + v. So friction = 1 − μ and step = rate/n.
 
     Parameters
     ----------
-    n: the data set's size where the rate is that of the mean loss; 1 where it is that of U.
-    averaged: the gradient enters as u ← μu + (1 − μ) ∇L, a running average; the step is then
-        rate (1 − μ)/n.
+    rate : float
+        The learning rate of SGD.
+    momentum : float
+        μ, the momentum of SGD.
+    n : float
+        The number of rows if `rate` is for the mean loss; 1 if it is for U.
+    averaged : bool
+        Whether SGD averages gradients, u ← μu + (1 − μ) ∇L. Then step = rate (1 − μ)/n.
 
+    Returns
+    -------
+    tuple of float
+        (step, friction) of SGHMC.
+
+    Examples
+    --------
     >>> step, friction = momentum_sgd(rate=0.1, momentum=0.75, n=100)
     >>> step, friction
     (0.001, 0.25)
@@ -120,5 +133,5 @@ def momentum_sgd(
 def as_momentum_sgd(
     step: float, friction: float, n: float = 1.0, averaged: bool = False
 ) -> tuple[float, float]:
-    """(rate, momentum) of the SGD that SGHMC is without its noise: `momentum_sgd` backwards."""
+    """(rate, momentum) of SGD, from the settings of SGHMC: the inverse of `momentum_sgd`."""
     return step * n / (friction if averaged else 1.0), 1.0 - friction

@@ -5,18 +5,18 @@
 
 Welling & Teh (2011). The step size must fall slowly enough that the chain can reach every point
 (Σ η = ∞). It must fall fast enough that the missing Metropolis step and the noise of mini-batches
-no longer matter (Σ η² < ∞). With a constant η (`decay=0`) there is a bias: on a quadratic potential
-of curvature λ with gradient noise of variance C the variance is
+no longer matter (Σ η² < ∞). With a constant η (`decay=0`) there is a bias. On a quadratic potential
+of curvature λ with gradient noise of variance C, the variance is
 
     (1 + rηC / 2T) / (1 − ηλ/2)   times   T/λ,
 
-where r = 1 for independent batches. For the shuffled epochs that are used here, r is smaller: with
-x = ηλn/B, it is r = 1 − 2/x + 2(1 − e⁻ˣ)/x², or about x/3 if an epoch is short compared with the
-chain's memory.
+where r = 1 for independent batches. Here batches of B rows come from shuffled epochs, for which r
+is smaller. With x = ηλn/B, r = 1 − 2/x + 2(1 − e⁻ˣ)/x². This is about x/3 if an epoch is short
+compared with the memory of the chain.
 
-Use it as the simplest sampler for large data. It mixes slowly if curvatures differ widely; `PSGLD`
-and `SGHMC` are then better. All draws have the same weight, also with a falling step size, for
-which the paper weights them by η_t.
+Use the method as the simplest sampler for large data. It mixes slowly if curvatures differ widely;
+`PSGLD` and `SGHMC` are then better. All draws have the same weight, also with a falling step size.
+The paper instead weights them by η_t.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class SGLD(StochasticGradient):
     draws, thin, burn_in : int
         Draws kept from each chain, `thin` steps apart, after `burn_in` steps.
     step_size : float or None
-        η₀ = a b^−γ, which multiplies the gradient of the full-data potential; None: the rate of
-        `fit` over n.
+        η₀ = a b^−γ, which multiplies the gradient of the full-data potential. None: the learning
+        rate of `fit` over n.
     decay : float
-        γ in (½, 1], or 0 for a constant step.
+        γ in (½, 1], or 0 for a constant step size.
     delay : float
-        b, the steps after which it has fallen to 2^−γ of η₀.
+        b, the number of steps after which the step size has fallen to 2^−γ of η₀.
     temperature : float
         T.
     """

@@ -3,24 +3,24 @@
     v ← (1 − α) v − η∇Û(θ) + √(2aηT) ε,    θ ← θ + v,    α ← α + κ (vᵀv / dηT − 1)
 
 Ding, Fang, Babbush, Chen, Skeel & Neven (2014), in the variables v = h p, η = h², α = h ξ; d is the
-number of weights that are sampled. The friction α is a state of the chain. It grows where the
-velocities are hotter than the temperature, as mini-batch noise makes them, and shrinks where they
-are colder, so that the mean of v² is ηT. SGHMC with the same constant friction stays too hot. α
-starts at a, whose noise is added; the rest of it balances the noise of the gradients. The
-paper has κ = ηT, so that the friction of a small step would need about 1/ηT steps to adapt. Here κ,
-the inverse mass of the thermostat, is a setting. It leaves the stationary distribution of θ as it
-is; α has a variance of about κ/d in it.
+number of weights that are sampled. The friction α is part of the state of the chain. It grows if
+the mean of v² is above ηT, because of the noise of mini-batches, and shrinks if it is below, so
+that the mean of v² becomes ηT. With the same constant friction, SGHMC would have too large a
+variance. α starts at a, the friction whose noise is added. The rest of α balances the noise of the
+gradients. In the paper κ = ηT, so that with a small step size α would need about 1/ηT steps to
+adapt. Here κ, the inverse mass of the thermostat, is a setting. It does not change the stationary
+distribution of θ. In this distribution, α has a variance of about κ/d.
 
-One α serves all weights of a chain. This is right if the gradients' noise has one variance for all
-of them. On a quadratic potential of curvature λ, with d large and independent batches whose noise
-has the variance C for all weights, the variance of θ is
+All weights of a chain share one α. This is right if the noise of the gradients has the same
+variance for all weights. On a quadratic potential of curvature λ, with d large and independent
+batches whose noise has the variance C for all weights, the variance of θ is
 
     (1 − α/2)  times  T/λ,    α (2 − α − ηλ/2) = 2a + ηC/T
 
-so that a bias of order α remains, which depends on the noise through α only. Weights with more
-noise than the average are too wide, the others too narrow. Batches are drawn independently, because
-the noise of shuffled ones remembers the batches before. Use it instead of `SGHMC` where batches are
-small and the added friction is small, too.
+so that a bias of order α remains, which depends on the noise only through α. The draws of weights
+with more noise than the average are too wide, and those of the others too narrow. Batches are drawn
+independently, because the noise of shuffled batches is correlated with that of the batches before.
+Use the method instead of `SGHMC` if batches are small and the added friction is small too.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ class SGNHT(StochasticGradient):
 
     @property
     def rows(self) -> str:
-        """The thermostat stands for noise that does not depend on that of earlier steps."""
+        """The source of a step's rows: independent batches, because the thermostat assumes noise
+        that is independent between steps."""
         return "independent"
 
     def memory(self, run: Run, theta: Tensor) -> State:
@@ -91,5 +92,5 @@ class SGNHT(StochasticGradient):
 
 
 def sampled(run: Run, v: Tensor) -> Tensor:
-    """Velocities of the weights that are sampled; the others rest."""
+    """The velocities, set to zero for weights that are not sampled."""
     return v if run.free is None else v * run.free

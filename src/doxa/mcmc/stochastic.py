@@ -2,13 +2,14 @@
 
     Û(θ) = −(n/B) Σ_batch log p(y_i | θ) − log p(θ)
 
-is the full-data potential, estimated on a batch, and a step size η multiplies its gradient. With
-`step_size=None`, η is the learning rate of `fit` over n. It then moves the weights as stochastic
-gradient descent on the mean loss does at that rate, so one number suits small and large data sets.
+is the full-data potential, estimated on a batch of B of the n rows. A step size η multiplies its
+gradient. With `step_size=None`, η is the learning rate of `fit` divided by n. The weights then move
+as in stochastic gradient descent on the mean loss with that learning rate, so the same learning
+rate suits small and large data sets.
 
-A method of this family implements how θ moves (`move`), and may override the step sizes; its file
-contains its settings besides. Dropout is off. BatchNorm is in training mode. Each chain has running
-statistics, which all its draws share.
+A method of this family implements how θ moves (`move`), and may override the step sizes. Its file
+also contains its settings. Dropout is off. BatchNorm is in training mode. Each chain has its own
+running statistics, which all its draws share.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ Move = Callable[[Run, State, Tensor, Clock], State]
 
 
 class StochasticGradient(Method):
-    """A chain driven by mini-batch gradients of the log joint, the base of the methods. Subclasses
-    have the fields `draws`, `burn_in` and `thin`, or define their own stages."""
+    """Base of the samplers that move with mini-batch gradients of the log joint. Subclasses have
+    the fields `draws`, `burn_in` and `thin`, or define their own stages."""
 
     draws: int
     burn_in: int
@@ -63,7 +64,8 @@ class StochasticGradient(Method):
 
     @property
     def rows(self) -> str:
-        """The source of a step's rows: shuffled epochs, in which noise cancels within an epoch."""
+        """The source of a step's rows. Here: shuffled epochs, in which noise cancels within an
+        epoch."""
         return "mini"
 
     @property
@@ -77,16 +79,16 @@ class StochasticGradient(Method):
         return {**state, **self.memory(run, state["theta"])}
 
     def memory(self, run: Run, theta: Tensor) -> State:
-        """The entries of the state besides θ."""
+        """The entries of the state that the method needs besides θ."""
         return {}
 
     @abstractmethod
     def move(self, run: Run, state: State, grad: Tensor, clock: Clock) -> State:
-        """The new values of the entries that change; `grad` is −∇Û, [M, P]."""
+        """The new values of the entries of the state that change. `grad` is −∇Û, [M, P]."""
 
     def stages(self, run: Run) -> Iterable[Stage]:
         """Burn-in, then draws. If some weights are point estimates, their maximum is found
-        before."""
+        first."""
         yield from self.maximum(run)
         sampled = self.draws * self.thin
         sizes = self.sizes(run, self.burn_in + sampled)
@@ -104,7 +106,7 @@ class StochasticGradient(Method):
             yield optimise(log_joint, run.steps, name="maximum")
 
     def sizes(self, run: Run, steps: int) -> Tensor | None:
-        """The step sizes η_t, if they change; they become `clock.rate`."""
+        """The step sizes η_t of a stage, or None if they are constant. They become `clock.rate`."""
         return None
 
     def step_of(self, run: Run, move: Move | None = None, burning: bool = False) -> Step:
@@ -127,8 +129,8 @@ class StochasticGradient(Method):
     def _in_blocks(
         self, run: Run, state: State, batch: Batch, clock: Clock, advance: Move
     ) -> tuple[State, Info] | None:
-        """The step of a large network in blocks of its columns, in place. None if the objective
-        needs rows."""
+        """A step for a large network, in place and in blocks of its columns. None if the objective
+        needs whole rows of weights."""
         shape = state["theta"].shape
         rows = {k: v for k, v in state.items() if v.shape == shape}
         if not clock.owned:
@@ -173,21 +175,20 @@ class StochasticGradient(Method):
 def stochastic_gradient(
     run: Run, state: State, batch: Batch, clock: Clock
 ) -> tuple[Tensor, Tensor, State]:
-    """−Û [M], −∇Û [M, P] with respect to the sampled weights, and the changed BatchNorm
-    statistics."""
+    """−Û [M], −∇Û [M, P] for the sampled weights, and the changed statistics of BatchNorm."""
     value, grads, changed = run.value_and_grad(potential, state, batch, clock)
     grad = grads["theta"]
     return value, grad if run.free is None else grad * run.free, changed
 
 
 def held(run: Run, moved: Tensor, before: Tensor) -> Tensor:
-    """The moved weights, with those that are not sampled at their values `before`."""
+    """The moved weights, in which those that are not sampled keep their values `before`."""
     return moved if run.free is None else torch.where(run.free > 0, moved, before)
 
 
 def report(run: Run, value: Tensor) -> Info:
-    """The statistic for progress and history: the mean loss, or the log density if there is no
-    data."""
+    """The statistic for progress and history: the mean loss, or the log density of a problem
+    without data."""
     bare = not run.data.has_rows
     return {"log_density": value} if bare else {"loss": value * run.per_example}
 
@@ -200,8 +201,8 @@ def step_size(run: Run, method: Method) -> Number:
 
 
 def rates(run: Run, method: Method, shape: Tensor) -> Tensor:
-    """η of each step of a stage, which is `shape` [steps] times the method's η: [steps], or
-    [steps, M, 1]."""
+    """The step sizes of a stage: `shape` [steps] times the η of the method. They are [steps], or
+    [steps, M, 1] if members differ."""
     size = step_size(run, method)
     shape = shape.to(run.device)
     if isinstance(size, Tensor):

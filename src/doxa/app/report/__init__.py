@@ -1,4 +1,4 @@
-"""`doxa report`: a posterior as one self-contained HTML file, without script, readable offline."""
+"""`doxa report`: a report of a posterior as one HTML file, without scripts, readable offline."""
 
 from doxa.app.report.report import render, save, write
 from doxa.app.report.subject import Subject

@@ -1,8 +1,9 @@
-"""Sections on calibration and uncertainty: predicted probabilities and observed frequencies, the
-parts of the uncertainty, and the errors of certain and uncertain predictions.
+"""The sections on calibration and uncertainty.
 
-The head of the report, its charts and its status all use `coverage_gap` and `confidence_gap`, so
-that they agree.
+They compare predicted probabilities with observed frequencies, show the aleatoric and epistemic
+parts of the uncertainty, and compare the errors of certain and uncertain predictions. The head of
+the report, its charts and its status all use `coverage_gap` and `confidence_gap`, so that they
+agree.
 """
 
 from __future__ import annotations
@@ -20,16 +21,23 @@ from doxa.app.report.html import Content
 from doxa.app.report.subject import Array, Subject
 from doxa.app.report.text import count, percent, points, short
 
-FEW = 20  # rows: with fewer, a histogram shows chance alone
-_SMALLEST_GAP = 0.01  # of confidence and accuracy, that is worth a word
+FEW = 20  # with fewer rows, a histogram shows only chance
+_SMALLEST_GAP = 0.01  # smallest gap between confidence and accuracy that the text describes
 
 
 class Gap(NamedTuple):
-    """The mean deviation from calibration, and its size by chance alone.
+    """The mean deviation from calibration, compared with chance.
 
-    value: positive where intervals contain too many targets, or confidence is above accuracy.
-    chance: the half width of the band in which a calibrated posterior lies in 95 % of cases.
-    beyond: whether it is outside that band.
+    Parameters
+    ----------
+    value : float
+        The deviation. It is positive if intervals contain too many targets, or if confidence is
+        above accuracy.
+    chance : float
+        The half width of the band that contains the deviation of a calibrated posterior in 95 % of
+        cases.
+    beyond : bool
+        Whether the deviation is outside this band.
     """
 
     value: float
@@ -38,7 +46,7 @@ class Gap(NamedTuple):
 
 
 def coverage_curve(found: Evaluation) -> Array | None:
-    """[levels]: shares of targets inside the central intervals."""
+    """The share of targets inside the central interval of each level, [levels]."""
     if found.covered is not None:
         covered = found.covered
     elif found.pit is not None and found.pit.size:
@@ -50,25 +58,25 @@ def coverage_curve(found: Evaluation) -> Array | None:
 
 
 def coverage_gap(found: Evaluation) -> Gap | None:
-    """Coverage minus level, on average over the levels."""
+    """The mean of coverage minus level, over the levels."""
     covered = coverage_curve(found)
     if covered is None or not found.truth.size:
         return None
-    # The curve is a distribution function: all of it stays this close to the diagonal in 95 % of
-    # cases (Dvoretzky, Kiefer & Wolfowitz, 1956, with Massart's constant).
+    # The curve is an empirical distribution function. In 95 % of cases the whole curve is at most
+    # this far from the diagonal (Dvoretzky, Kiefer & Wolfowitz, 1956, with Massart's constant).
     chance = math.sqrt(math.log(2 / 0.05) / (2 * found.truth.size))
     away = covered - np.array(LEVELS)
     return Gap(float(away.mean()), chance, bool((np.abs(away) > chance).any()))
 
 
 def confidence_gap(found: Evaluation) -> Gap | None:
-    """Mean confidence in the likeliest class minus accuracy."""
+    """The mean confidence in the most probable class, minus the accuracy."""
     if found.probs is None or not found.truth.size or not np.isfinite(found.probs).all():
         return None
     top = found.probs.max(axis=1)
     right = found.probs.argmax(axis=1) == found.truth
     value = float(top.mean() - right.mean())
-    # If confidence is right, the number of right rows has variance Σ c (1 − c).
+    # If confidence c is right, the number of correctly classified rows has variance Σ c (1 − c).
     chance = 1.96 * math.sqrt(float((top * (1.0 - top)).clip(0.0).sum())) / top.size
     return Gap(value, chance, abs(value) > max(chance, _SMALLEST_GAP))
 
@@ -106,7 +114,7 @@ def calibration_section(subject: Subject) -> Content:
 
 
 def reliability_of(found: Evaluation, bins: int = 15) -> tuple[Array, Array, Array]:
-    """(confidence, accuracy, count) of the bins that are not empty: those of the ECE."""
+    """(confidence, accuracy, count) of the bins of the ECE that are not empty."""
     from doxa import Predictive
     from doxa.evaluate import reliability
 
@@ -260,8 +268,8 @@ def uncertainty_section(subject: Subject) -> Content:
 
 
 def _parts(found: Evaluation) -> tuple[Array, Array] | None:
-    """(aleatoric, epistemic) of each element: variances of numbers; entropies of classes, where
-    the epistemic part is the mutual information."""
+    """(aleatoric, epistemic) uncertainty of each element. For numbers, they are variances. For
+    classes, they are the expected entropy and the mutual information."""
     if found.kind == "classes":
         if found.entropy is None or found.information is None:
             return None
@@ -297,7 +305,7 @@ def _describe_split(found: Evaluation, share: float | None) -> str:
 
 
 def _split(found: Evaluation, k: int) -> Content:
-    """Histogram over rows of the epistemic share."""
+    """A histogram of the epistemic share over rows."""
     split = _parts(found)
     if split is None:
         return None
@@ -325,7 +333,7 @@ def _split(found: Evaluation, k: int) -> Content:
 
 
 def _risk(found: Evaluation, k: int) -> Content:
-    """Risk among the most certain predictions."""
+    """The risk among the most certain predictions, by their share."""
     from doxa.evaluate.scores import risk_coverage_of
 
     measure = loss = None
@@ -345,7 +353,7 @@ def _risk(found: Evaluation, k: int) -> Content:
     best = np.sort(loss).cumsum() / np.arange(1, loss.size + 1)
     if not classes:
         risk, best = np.sqrt(risk), np.sqrt(best)
-    started = kept >= max(0.05, 5.0 / loss.size)  # a few rows decide the rest
+    started = kept >= max(0.05, 5.0 / loss.size)  # below this, a few rows decide the curve
     if started.sum() < 2:
         return None
     all_rows, half = float(risk[-1]), float(risk[np.searchsorted(kept, 0.5 - 1e-12)])

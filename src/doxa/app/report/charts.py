@@ -1,9 +1,9 @@
 """Charts as inline SVG: scales, marks, plots with two axes, and grids of counts.
 
 A chart has a key, a title and a description. Its method `draw` returns shapes, which `html.drawing`
-writes as SVG. The style of a mark is a class of the style sheet ("one", "two", …: a colour and a
-dash pattern), so that light, dark and print styles are defined in one place, and series also differ
-by their dashes.
+writes as SVG. The style of a mark is a class of the style sheet ("one", "two", …), which sets a
+colour and a dash pattern. So light, dark and print styles are defined in one place, and series can
+be distinguished without colour.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from doxa.app.report.text import short
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-LARGEST = 1e300  # beyond it differences overflow
-MOST_POINTS = 240  # on one line: two for each pixel is more than can be seen
-WIDTH, HEIGHT = 440, 290  # as many units as pixels on a desktop, so that text keeps its size
-LETTER = 7.5  # width of a letter of a label, in a wide font: a digit of DejaVu Sans is 0.636 em
+LARGEST = 1e300  # differences of larger numbers may overflow
+MOST_POINTS = 240  # largest number of points on one line; more could not be distinguished
+WIDTH, HEIGHT = 440, 290  # one unit is one pixel on a desktop, so that text keeps its size
+LETTER = 7.5  # width of a letter of a label in a wide font (a digit of DejaVu Sans is 0.636 em)
 
 
 @dataclass(frozen=True)
 class Shape:
-    """One SVG element: kind is "path", "line", "rect", "circle" or "text"."""
+    """One SVG element. Its kind is "path", "line", "rect", "circle" or "text"."""
 
     kind: str
     look: str
@@ -37,25 +37,25 @@ class Shape:
 
 
 class Chart(Protocol):
-    """A chart: its title, and its shapes. `key` is unique in the page; ids begin with it."""
+    """A chart. `key` is unique in the page, and the ids of its elements begin with it."""
 
     key: str
     title: str
     description: str
 
     def draw(self) -> tuple[float, float, list[Shape]]:
-        """(width, height, shapes)."""
+        """The chart as (width, height, shapes)."""
         ...
 
 
 def finite(values: Iterable[float]) -> Array:
-    """The values that can be drawn."""
+    """The finite values, which can be drawn."""
     given = np.asarray(values if isinstance(values, np.ndarray) else list(values), float).ravel()
     return given[np.isfinite(given) & (np.abs(given) < LARGEST)]
 
 
 def extent(parts: Sequence[Iterable[float]]) -> tuple[float, float]:
-    """The range of all finite values; (0, 1) if there are none. The width is never zero."""
+    """The range of all finite values, or (0, 1) if there are none. Its width is never zero."""
     known = [values for values in map(finite, parts) if values.size]
     if not known:
         return 0.0, 1.0
@@ -68,7 +68,8 @@ def extent(parts: Sequence[Iterable[float]]) -> tuple[float, float]:
 
 
 def ticks(low: float, high: float, about: int = 5) -> list[float]:
-    """Round values inside [low, high]: steps of 1, 2 or 5 times a power of ten."""
+    """About `about` round values inside [low, high]. Their distance is 1, 2 or 5 times a power of
+    ten."""
     rough = (high - low) / max(about, 1)
     power = 10.0 ** math.floor(math.log10(rough))
     step = next((m * power for m in (1.0, 2.0, 5.0, 10.0) if m * power >= rough), 10.0 * power)
@@ -77,7 +78,7 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
 
 
 def tick_labels(values: Sequence[float]) -> list[str]:
-    """Labels with enough digits to be different."""
+    """Labels of values, with as many digits as are needed to distinguish them."""
     if not values:
         return []
     step = values[1] - values[0] if len(values) > 1 else abs(values[0]) or 1.0
@@ -91,7 +92,8 @@ def tick_labels(values: Sequence[float]) -> list[str]:
 
 @dataclass(frozen=True)
 class Scale:
-    """A linear map from [low, high] to pixels [start, end]; others are clamped just beyond."""
+    """A linear map from [low, high] to pixels [start, end]. Values outside are clamped to just
+    beyond the ends."""
 
     low: float
     high: float
@@ -114,7 +116,7 @@ def _thinned(values: Array) -> Array:
 
 
 def _path(x: Array, y: Array, across: Scale, up: Scale) -> str:
-    """Lines from point to point, with a gap where a point cannot be drawn."""
+    """The path of a line through points, with a gap where a point cannot be drawn."""
     steps, pen = [], "M"
     for a, b in zip(_thinned(x).tolist(), _thinned(y).tolist(), strict=True):
         if _drawable(a, b):
@@ -163,7 +165,7 @@ class _At:
 
 @dataclass(frozen=True)
 class Line(_At):
-    """A curve; where y is not finite there is a gap."""
+    """A curve, with gaps where y is not finite."""
 
     def draw(self, across: Scale, up: Scale) -> Iterator[Shape]:
         if d := _path(self.x, self.y, across, up):
@@ -224,7 +226,7 @@ class Ribbon(_Between):
 
 @dataclass(frozen=True)
 class Segments(_Between):
-    """Upright intervals."""
+    """Vertical intervals."""
 
     def draw(self, across: Scale, up: Scale) -> Iterator[Shape]:
         rows = zip(self.x.tolist(), self.low.tolist(), self.high.tolist(), strict=True)
@@ -242,7 +244,7 @@ class Segments(_Between):
 
 @dataclass(frozen=True)
 class Bars:
-    """Upright bars between consecutive edges; stacked on `under`."""
+    """Vertical bars between consecutive edges, stacked on `under`."""
 
     edges: Array
     heights: Array
@@ -275,8 +277,8 @@ class Bars:
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis. `low` and `high` are set where the limits should not depend on the data; the label
-    is empty where tick names are sufficient."""
+    """One axis. `low` and `high` are set if the limits should not depend on the data. The label is
+    empty if the names at the ticks are sufficient."""
 
     label: str
     low: float | None = None
@@ -299,7 +301,7 @@ class Axis:
 
 @dataclass
 class Plot:
-    """Marks on two axes, with a title, and a description for screen readers."""
+    """Marks on two axes, with a title and with a description for screen readers."""
 
     key: str
     title: str
@@ -347,13 +349,13 @@ def _text(
 
 
 def _turned(middle: float, text: str) -> Shape:
-    """The label of an upright axis."""
+    """The rotated label of a vertical axis."""
     turn = f"translate(13 {middle:.1f}) rotate(-90)"
     return Shape("text", "label", {"text-anchor": "middle", "transform": turn}, text)
 
 
 def _legend_rows(labels: Sequence[str]) -> list[list[int]]:
-    """Entries of the legend by line, as many as fit the width."""
+    """The entries of the legend, divided into lines that fit the width."""
     rows: list[list[int]] = []
     used = 0.0
     for k, label in enumerate(labels):
@@ -380,7 +382,7 @@ def _legend(marks: Sequence[Mark], rows: Sequence[Sequence[int]], left: float) -
 @dataclass
 class Grid:
     """A table of counts [rows, columns] as shaded cells with numbers, such as a confusion matrix.
-    The shade of a cell is its share of its row."""
+    The shade of a cell is the share of its count in its row."""
 
     key: str
     title: str
@@ -423,8 +425,8 @@ class Grid:
 
 
 def as_picture(row: Array, most: int = 64) -> Array | None:
-    """One row of x as a picture: [1 or 3, H, W] or [H, W]; None for anything else. Scaled to its
-    own range, thinned to at most `most` pixels on each side."""
+    """One row of x, of shape [1 or 3, H, W] or [H, W], as a picture. None if it is not a picture.
+    Values are scaled to their own range, and each side is thinned to at most `most` pixels."""
     if row.ndim == 3 and row.shape[0] in (1, 3):
         row = row[0] if row.shape[0] == 1 else np.moveaxis(row, 0, 2)
     if row.ndim not in (2, 3) or (row.ndim == 3 and row.shape[2] != 3) or min(row.shape[:2]) < 4:

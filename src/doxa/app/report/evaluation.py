@@ -1,9 +1,9 @@
 """The predictions of a posterior at the scored rows, as arrays for the charts.
 
-Rows are predicted in blocks, so that memory stays bounded: the predictive of a block is read and
-then discarded.
-A target may have several elements (outputs, pixels): arrays are flat over rows × elements, and
-`row` is the row of each element. If a predictive lacks a quantity, the reason is kept in `missing`.
+Rows are predicted in blocks, so that memory stays bounded. The predictive of a block is read and
+then discarded. A target may have several elements, such as outputs or pixels. Arrays are flat over
+rows × elements, and `row` is the row of each element. If a predictive lacks a quantity, the reason
+is kept in `missing`.
 """
 
 from __future__ import annotations
@@ -23,25 +23,26 @@ from doxa.errors import DoxaError, MemoryBudgetError, Unavailable
 
 LEVEL = 0.95
 LEVELS = tuple(round(0.05 * k, 2) for k in range(1, 20))
-MOST_NUMBERS = 4_000_000  # of one quantity, over all rows
-BLOCK_NUMBERS = 4_000_000  # of one block's draws
+MOST_NUMBERS = 4_000_000  # largest size of one quantity, over all rows
+BLOCK_NUMBERS = 4_000_000  # largest size of the draws of one block
 MOST_ROWS = 100_000
-MOST_COMPONENTS = 500_000  # rows × draws: quantiles of a mixture are found by bisection
+MOST_COMPONENTS = 500_000  # largest rows × draws for quantiles of mixtures, which need bisection
 LEAST_ROWS = 250
 
 
 @dataclass
 class Evaluation:
-    """The predictions of one head; arrays are over elements unless their comment says otherwise."""
+    """The predictions of one head. Arrays have one entry per element, unless a comment says
+    otherwise."""
 
-    label: str  # "" where there is one head
+    label: str  # "" if there is one head
     kind: str  # "numbers", "counts" or "classes"
-    rows: int  # scored
-    total: int  # given
-    site: tuple[int, ...]  # shape of one row's elements
-    index: Array  # [rows]: which of the given rows
+    rows: int  # number of scored rows
+    total: int  # number of given rows
+    site: tuple[int, ...]  # shape of the elements of one row
+    index: Array  # [rows]: the number of each scored row among the given rows
     row: Array  # 0 … rows − 1: the row of each element
-    place: Array  # and its place in the row
+    place: Array  # the position of each element in its row
     truth: Array
     scores: dict[str, float] = field(default_factory=dict)
     mean: Array | None = None
@@ -51,33 +52,35 @@ class Evaluation:
     low: Array | None = None
     high: Array | None = None
     pit: Array | None = None
-    covered: Array | None = None  # [levels]: shares
+    covered: Array | None = None  # [levels]: share of targets in the interval of each level
     probs: Array | None = None  # [elements, C]
     entropy: Array | None = None
     information: Array | None = None
     sets: Array | None = None  # [elements, C]: conformal sets of classes
-    level: float = LEVEL  # of low, high and the sets
+    level: float = LEVEL  # the level of `low`, `high` and `sets`
     conformal: bool = False
     draws: int = 1
     missing: dict[str, str] = field(default_factory=dict)
 
     @property
     def uncertainty(self) -> Array | None:
-        """The measure that ranks rows: entropy for classes, standard deviation for numbers."""
+        """The measure by which rows are ranked: entropy for classes, and standard deviation for
+        numbers."""
         return self.entropy if self.kind == "classes" else self.std
 
     @property
     def head(self) -> str:
-        """The suffix of the names of the checks of this head."""
+        """The suffix that the names of this head's checks have."""
         return f" (head {int(self.label.rpartition(' ')[2]) - 1})" if self.label else ""
 
     def by_row(self, values: Array) -> Array:
-        """The mean over each row's elements: [rows]."""
+        """The mean over the elements of each row, [rows]."""
         total = np.bincount(self.row, weights=values, minlength=self.rows)
         return total / np.maximum(np.bincount(self.row, minlength=self.rows), 1)
 
     def confusion(self) -> Array | None:
-        """[C, C]: how often each true class (row) was predicted as each class (column)."""
+        """The confusion matrix [C, C]: how often each true class (row of the matrix) was predicted
+        as each class (column)."""
         if self.probs is None or not self.truth.size:
             return None
         number = self.probs.shape[1]
@@ -86,7 +89,22 @@ class Evaluation:
 
 
 def evaluate(posterior: Any, rows: Rows, seed: int = 0) -> list[Evaluation]:
-    """One evaluation for each head."""
+    """Evaluate a posterior at given rows.
+
+    Parameters
+    ----------
+    posterior : Posterior
+        The posterior.
+    rows : Rows
+        The rows.
+    seed : int
+        The seed of random numbers in the scores.
+
+    Returns
+    -------
+    list of Evaluation
+        One evaluation per head.
+    """
     from doxa.evaluate import Streaming
 
     parts = posterior.predict(rows.take(slice(0, 1))).heads
@@ -138,7 +156,8 @@ def array(values: Tensor) -> Array:
 
 @dataclass
 class _Block:
-    """Some rows: arrays by name, [rows, elements], probabilities and sets [rows, elements, C]."""
+    """The quantities of some rows by name: arrays [rows, elements], and [rows, elements, C] for
+    probabilities and sets."""
 
     kind: str
     draws: int
@@ -148,7 +167,7 @@ class _Block:
     missing: dict[str, str] = field(default_factory=dict)
 
     def get(self, name: str, value: Callable[[], Array]) -> None:
-        """Keep a quantity, or the reason if there is none."""
+        """Compute and keep a quantity, or the reason why it does not exist."""
         try:
             self.arrays[name] = value()
         except DoxaError as error:
@@ -156,7 +175,7 @@ class _Block:
 
 
 def _predict(posterior: Any, x: Any) -> Any:
-    """Predict with all draws, or keep moments if the draws do not fit the memory budget."""
+    """Predict and keep all draws, or only moments if the draws exceed the memory budget."""
     try:
         return posterior.predict(x)
     except MemoryBudgetError:
@@ -164,7 +183,7 @@ def _predict(posterior: Any, x: Any) -> Any:
 
 
 def _read(p: Any, y: Tensor, seed: int, stream: Any, conformal: bool) -> _Block:
-    """The quantities of one predictive that a report needs; `stream` collects its scores."""
+    """The quantities of one predictive that a report needs. `stream` collects its scores."""
     from doxa.evaluate import pit
 
     if y.is_floating_point():
@@ -216,7 +235,7 @@ def _read(p: Any, y: Tensor, seed: int, stream: Any, conformal: bool) -> _Block:
 
 
 def _joined(label: str, blocks: Sequence[_Block], index: Array, total: int) -> Evaluation:
-    """Concatenate blocks. A quantity that one block lacks is missing in the result."""
+    """Concatenate blocks. If one block lacks a quantity, the result lacks it too."""
     first = blocks[0]
     truth = np.concatenate([block.truth for block in blocks])
     rows = len(truth)
@@ -239,7 +258,7 @@ def _joined(label: str, blocks: Sequence[_Block], index: Array, total: int) -> E
 
 
 def _drop_ignored(found: Evaluation) -> None:
-    """Drop the elements whose label is not a class (an ignored index)."""
+    """Drop the elements whose label is an ignored index, and not a class."""
     assert found.probs is not None
     known = (found.truth >= 0) & (found.truth < found.probs.shape[1])
     if known.all():

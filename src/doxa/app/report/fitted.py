@@ -1,4 +1,4 @@
-"""The fit in a report: method, model and data, training curves, and the recipe to repeat it."""
+"""The sections on the fit: method, model and data, training curves, and how to repeat the fit."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from doxa.describe import calibrated_likelihood
 
 MOST_COLUMNS = 60
 MOST_NOTES = 20
-WINDOW = 7  # records of a running median
-MOST_LINES = 12  # more members are drawn as their range
+WINDOW = 7  # number of records of a running median
+MOST_LINES = 12  # with more members, their range is drawn
 RANDOM = {
     "all": "all weights",
     "last_layer": "the last layer; the other weights are point estimates",
@@ -42,7 +42,7 @@ def fitted_section(subject: Subject) -> Content:
 
 
 def _leaks(subject: Subject) -> list[Content]:
-    """The columns by which rows belong together, as `doxa fit` found."""
+    """The columns by which rows belong together, as found by `doxa fit`."""
     found = subject.posterior.metadata.get("leakage", ())
     if not found:
         return []
@@ -71,7 +71,7 @@ def _method(subject: Subject) -> Content:
 
 
 def _certificate(subject: Subject) -> Content:
-    """What was evaluated when the run was saved, which `doxa watch` compares new rows with."""
+    """The evaluation that was stored with the run, with which `doxa watch` compares new rows."""
     found = subject.posterior.certificate
 
     def interval(estimate: Any, show: Any) -> str | None:
@@ -129,7 +129,7 @@ def _likelihood(subject: Subject) -> str:
 
 
 def _chosen_by(posterior: Any) -> int | None:
-    """The number of held-out rows by which the likelihood was chosen; None if it was not."""
+    """The number of held-out rows by which the likelihood was chosen. None if it was not chosen."""
     return posterior.diagnostics.get("held_out_calibration", {}).get("rows")
 
 
@@ -183,7 +183,7 @@ def _run(subject: Subject) -> Content:
 
 
 def _held_out_score(posterior: Any) -> str | None:
-    """The estimated score of new rows ± its standard error, and how the estimate was made."""
+    """The estimated score of new rows ± its standard error, and how it was estimated."""
     if posterior.validation is None:
         return None
     found = posterior.diagnostics.get("held_out") or {}
@@ -222,9 +222,10 @@ def _columns(subject: Subject) -> Content:
     return html.disclosure(title, html.table(title, ["column", "read as"], rows, quiet=True), shown)
 
 
-# What the driver records: title, explanation, and the sign of log scale(y) in it. Losses and
-# densities are shown in nats per row and in units of y, as the scores are: the fit's own are of
-# standardised targets, which differ by the logarithm of their scale. 0: not in nats.
+# The quantities that the driver records: title, explanation, and the sign with which log scale(y)
+# enters them, which is 0 for quantities that are not in nats. Losses and densities are shown in
+# nats per row and in units of y, as the scores are. Those of the fit are of standardised targets,
+# and differ by the logarithm of the scale.
 SERIES = {
     "loss": ("loss", "The training loss, of the likelihood and the prior together.", 1),
     "validation": ("held-out log likelihood",
@@ -239,7 +240,7 @@ SERIES = {
 
 
 def training_section(subject: Subject) -> Content:
-    """The recorded history of the fit, one chart per quantity."""
+    """The recorded history of the fit, with one chart per quantity."""
     found = in_units_of_y(subject.posterior, series(subject.posterior.history))
     if not found:
         return html.paragraph(
@@ -335,7 +336,8 @@ def _curve(name: str, steps: Array, values: Array, kept: Array | None) -> Conten
 
 
 def _axis(label: str, drawn: Array) -> Axis:
-    """Limits from the data, without a few large early values that would compress the others."""
+    """An axis with limits from the data. A few large early values are left outside, because they
+    would compress the others."""
     known = drawn[np.isfinite(drawn)]
     if known.size < 20:
         return Axis(label)
@@ -355,7 +357,8 @@ def _stages(subject: Subject) -> Content:
 
 
 def _over(reduce: Any, values: Array) -> Array:
-    """Over members; NaN where no member has a value, without numpy's warning."""
+    """Reduce values over members. The result is NaN where no member has a value, and numpy's
+    warning is suppressed."""
     some = np.isfinite(values).any(axis=1)
     result = np.full(len(values), np.nan)
     result[some] = reduce(values[some], axis=1)
@@ -363,7 +366,7 @@ def _over(reduce: Any, values: Array) -> Array:
 
 
 def _running(values: Array) -> Array:
-    """The median of the neighbours, where there are enough records to be noisy."""
+    """The running median, if there are many records, which are then noisy."""
     if len(values) < 4 * WINDOW or not np.isfinite(values).all():
         return values
     half = WINDOW // 2
@@ -378,7 +381,7 @@ HELD_OUT = ("test", "split", "calibrate", "conformal", "conformal_kind", "calibr
 
 
 def recipe_section(subject: Subject) -> Content:
-    """The command, the Python lines, seed and versions."""
+    """How to repeat the fit: the command, the Python code, the seed and the versions."""
     posterior, parts = subject.posterior, []
     source = posterior.metadata.get("source", {})
     line = command(subject)
@@ -401,7 +404,7 @@ def recipe_section(subject: Subject) -> Content:
 
 
 def command(subject: Subject) -> str | None:
-    """The `doxa fit` command; None for a posterior that was not fitted by it."""
+    """The `doxa fit` command of the fit. None if the posterior was not fitted by this command."""
     metadata, schema = subject.posterior.metadata, subject.schema
     if schema is None or "method" not in metadata:
         return None
@@ -435,7 +438,7 @@ def command(subject: Subject) -> str | None:
 
 
 def snippet(subject: Subject) -> str:
-    """Python lines that repeat the fit; unknown parts are comments."""
+    """Python code that repeats the fit. Parts that are not known are comments."""
     posterior, schema, model = subject.posterior, subject.schema, subject.posterior.model
     asked = posterior.metadata.get("asked", {})
     lines = ["import doxa"]
@@ -444,7 +447,7 @@ def snippet(subject: Subject) -> str:
     else:
         lines += ["", "x, y = ...  # the training rows"]
     lines += [f"net = {_net(posterior)}"]
-    # An inferred likelihood is not given here either; a comment names the one that the fit chose.
+    # A likelihood that was inferred is not an argument here either; a comment names it.
     given = posterior.fitted_likelihood
     inferred = given.assumed
     options = [] if inferred else [f"likelihood={_class(given)}"]
@@ -454,7 +457,7 @@ def snippet(subject: Subject) -> str:
     if posterior.scales.x_loc is not None or posterior.scales.y_loc is not None:
         options.append("standardize=True")
     plan = {name: asked[name] for name in PLAN if asked.get(name) is not None and name != "net"}
-    if not plan.get("validation"):  # on the command line 0 means none
+    if not plan.get("validation"):  # on the command line 0 means no validation
         plan.pop("validation", None)
     options += [f"{name}={value!r}" for name, value in plan.items()]
     if schema is not None and _together(schema):
@@ -478,7 +481,7 @@ def snippet(subject: Subject) -> str:
 
 
 def _reading(subject: Subject, asked: dict[str, Any]) -> list[str]:
-    """Python that reads the table of a run."""
+    """Python code that reads the table of a run."""
     schema = subject.schema
     assert schema is not None
     file = subject.posterior.metadata.get("source", {}).get("file") or "DATA.csv"
@@ -503,7 +506,7 @@ def _reading(subject: Subject, asked: dict[str, Any]) -> list[str]:
 
 
 def _together(schema: Any) -> list[str]:
-    """Python that reads the groups and times of the rows."""
+    """Python code that reads the groups and times of the rows."""
     if schema.group is None and schema.time is None:
         return []
     return [
@@ -524,7 +527,8 @@ def _net(posterior: Any) -> str:
 
 
 def _class(value: Any) -> str:
-    """A public class of doxa with the settings that are not defaults."""
+    """Python code that makes an object of a public class, with the settings that are not
+    defaults."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{k!r}: {_class(v)}" for k, v in value.items()) + "}"
     changed = [f"{name}={each!r}" for name, each, same in settings(value) if not same]

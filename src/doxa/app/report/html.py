@@ -1,11 +1,12 @@
 """HTML of a report: Jinja2 templates with autoescape, and a check of the whole page.
 
-Sections of a page are made from the components below, each a macro of `templates/components.html`.
-Text that is passed to a component is escaped, also if it comes from doxa itself. Invisible
-characters and characters that reorder their neighbours (controls, bidirectional overrides,
-zero-width spaces, lone surrogates) are replaced by U+XXXX. Only the results of components are used
-as markup. `render_page` assembles the page. It raises an error if the page contains anything that
-could run code or load a resource, so that an error in a template does not reach a reader.
+The sections of a page are made from the components below. Each component is a macro of
+`templates/components.html`. All text that is passed to a component is escaped, also text of doxa
+itself. Invisible characters and characters that reorder their neighbours (controls, bidirectional
+overrides, zero-width spaces, lone surrogates) are replaced by U+XXXX. Only the results of
+components are used as markup. `render_page` assembles the page. It raises an error if the page
+contains anything that could run code or load a resource. So a page with such an error in a template
+is never written.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ if TYPE_CHECKING:
 
 Content = Any  # markup, text, a number, None, or a sequence of them
 
-LONGEST_NAME: Final = 40  # characters of a name in running text
-FULL_NAMES: Final = 200_000  # characters of names in full, in one page
-MOST_VALUES: Final = 60  # rows of the table of a chart
+LONGEST_NAME: Final = 40  # largest number of characters of a name in running text
+FULL_NAMES: Final = 200_000  # largest number of characters in the list of full names of a page
+MOST_VALUES: Final = 60  # largest number of rows in the table of a chart
 PNG: Final = "data:image/png;base64,"
 SIGNS = {"good": "✓", "slight": "○", "warning": "!", "bad": "✕", "none": "–"}
 
@@ -57,7 +58,7 @@ def readable(value: object, keep: str = "") -> str:
 
 
 def cut(name: object, longest: int = LONGEST_NAME) -> str:
-    """A name for SVG text and attributes: readable, at most `longest` characters."""
+    """A name for SVG text and attributes, readable and of at most `longest` characters."""
     text = str(name)
     return readable(text if len(text) <= longest else text[: longest - 1].rstrip() + "…") or (
         "(empty)"
@@ -65,14 +66,14 @@ def cut(name: object, longest: int = LONGEST_NAME) -> str:
 
 
 def join(*pieces: Content) -> Markup:
-    """Concatenate pieces of content; text is escaped."""
+    """Concatenate pieces of content. Text is escaped."""
     from markupsafe import Markup
 
     return Markup("").join(_output(piece) for piece in pieces)
 
 
 def _output(value: Content) -> Any:
-    """The value as a template writes it. Returned text is escaped afterwards."""
+    """The form in which a template writes a value. Text is escaped afterwards."""
     if value is None or value is False:
         return ""
     if hasattr(value, "__html__"):
@@ -145,18 +146,18 @@ def link(key: str, content: Content) -> Markup:
 
 
 def mark(look: str, content: Content) -> Markup:
-    """A status label: a sign, a word and a colour with the same meaning."""
+    """A status label: a sign, a word and a colour that have the same meaning."""
     look = look if look in SIGNS else "none"
     return _make("mark", look, SIGNS[look], content)
 
 
 def items(contents: Sequence[Content]) -> Markup | None:
-    """A list; None if it is empty."""
+    """A list. None if it has no items."""
     return _make("items", contents) if contents else None
 
 
 def pair(charts: Sequence[Content]) -> Markup | None:
-    """Figures side by side."""
+    """Two or more figures side by side."""
     shown = [chart for chart in charts if chart is not None]
     return _make("box", "pair", shown) if shown else None
 
@@ -166,7 +167,7 @@ def cards(*contents: Content) -> Markup:
 
 
 def card(title: str, pairs: Iterable[tuple[str, Content]]) -> Markup:
-    """Terms under a title."""
+    """A titled list of terms and their values."""
     return _make("card", title, terms(pairs))
 
 
@@ -175,7 +176,7 @@ def boxed(title: str, *contents: Content) -> Markup:
 
 
 def terms(pairs: Iterable[tuple[str, Content]]) -> Markup:
-    """A list of terms and their values; a term without a value is omitted."""
+    """A list of terms and their values. Terms without a value are omitted."""
     known = [(term, _cell(what)) for term, what in pairs if what is not None and what != ""]
     return _make("terms", known)
 
@@ -189,12 +190,12 @@ def disclosure(summary: str, *contents: Content) -> Markup:
 
 
 def tiles(label: str, entries: Sequence[tuple[str, str, str]]) -> Markup | None:
-    """Large numbers: (number, label, note) of each."""
+    """Large numbers, each given as (number, label, note)."""
     return _make("tiles", label, entries) if entries else None
 
 
 def findings(entries: Sequence[tuple[Content, str, str, str]]) -> Markup:
-    """(mark, check, text, advice) of each."""
+    """Findings, each given as (mark, check, text, advice)."""
     return _make("findings", entries)
 
 
@@ -234,14 +235,20 @@ def table(
     right: Sequence[int] = (),
     quiet: bool = False,
 ) -> Markup:
-    """A table. The first column has the headings of the rows; columns of numbers are right-aligned.
+    """A table. The first column has the headings of the rows. Numbers are right-aligned.
 
     Parameters
     ----------
+    caption : str
+        The caption.
+    columns : sequence of Content
+        The headings of the columns.
+    rows : iterable of sequence of Content
+        The cells of each row.
     tall : bool
         Show the whole table, without a limit on its height.
     right : sequence of int
-        Columns with numbers.
+        The columns that are right-aligned because they have numbers.
     quiet : bool
         Show the caption to screen readers only, because it repeats a heading.
     """
@@ -295,19 +302,19 @@ def figure(
     values: Markup | Sequence[tuple[str, Iterable[float]]],
     wide: bool = False,
 ) -> Markup:
-    """A chart, a text about it, and its values in a collapsed element: a table, or its columns as
-    pairs of a name and numbers."""
+    """A figure: a chart, a text about it, and its values in a collapsed element. `values` is a
+    table, or its columns as pairs (name, numbers)."""
     if not hasattr(values, "__html__"):
         values = _values(chart.title, values)
     return _make("figure", chart.title, caption, drawing(chart), values, wide)
 
 
 class Names:
-    """Names of columns, classes, rows and files on one page. They come from the data and may be any
-    text.
+    """Names of columns, classes, rows and files on one page. They come from the data, and may be
+    any text.
 
-    In running text a name is put into <bdi>, so that a name written from right to left does not
-    reorder its neighbours. Attributes and SVG have no <bdi>; `cut` is used there. A long name is
+    In running text, each name is put into <bdi>, so that a name written from right to left does not
+    reorder its neighbours. Attributes and SVG have no <bdi>, so `cut` is used there. A long name is
     shortened, with a link to a list of full names at the end of the page.
     """
 
@@ -332,7 +339,8 @@ class Names:
         return [*shown, f" and {len(names) - most} more" if len(names) > most else None]
 
     def list_in_full(self) -> Markup | None:
-        """The shortened names in full, up to `FULL_NAMES` characters; None if there are none."""
+        """The full forms of the shortened names, up to `FULL_NAMES` characters. None if no name was
+        shortened."""
         left, entries = FULL_NAMES, []
         for text, number in self._long.items():
             whole = text[:left]
@@ -345,7 +353,7 @@ class Names:
 
 @dataclass(frozen=True)
 class Section:
-    """One part of a page; `key` is its anchor."""
+    """One section of a page. `key` is its anchor."""
 
     key: str
     title: str
@@ -378,7 +386,7 @@ def render_page(
 
 @cache
 def style_sheet() -> Markup:
-    """The style sheet, a file of this package without data."""
+    """The style sheet. It is a file of this package, and contains no data of the user."""
     from markupsafe import Markup
 
     sheet = files("doxa.app.report").joinpath("templates", "style.css").read_text(encoding="utf-8")
@@ -393,7 +401,8 @@ def check_style(css: str) -> str:
 
 
 def policy() -> str:
-    """The content security policy: no code, no resources, and one style block, by its hash."""
+    """The content security policy. It forbids code and resources, and allows one style block by its
+    hash."""
     digest = base64.b64encode(hashlib.sha256(style_sheet().encode()).digest()).decode()
     return (
         f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; "
@@ -417,7 +426,7 @@ ATTRIBUTES: Final = frozenset({
 
 
 class _Check(HTMLParser):
-    """Raises at the first element or attribute that a page must not have."""
+    """Raises an error at the first element or attribute that a page must not have."""
 
     styles = 0
 

@@ -1,5 +1,5 @@
-"""The sections that show predictions: against the targets, the most and least certain rows, and
-functions along one input."""
+"""The sections that show predictions: predictions against targets, the most and the least certain
+rows, and function draws along one input."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from doxa.posterior import TransformedPosterior
 
 MOST_POINTS = 300
 MOST_INTERVALS = 60
-MOST_CLASSES = 10  # of a confusion matrix
-MOST_LISTED = 15  # classes in the table of classes
+MOST_CLASSES = 10  # largest number of classes in a confusion matrix
+MOST_LISTED = 15  # largest number of classes in the table of classes
 EXTREME_ROWS = 8
 MOST_COLUMNS = 8
 DRAWS = 12
 MOST_SLICES = 4
 MOST_TRIED = 40
-GRID = 81  # points along a slice
+GRID = 81  # number of points along a slice
 LOOKS = ("one", "two", "three", "four")
 
 
@@ -137,7 +137,7 @@ def _confusion(subject: Subject, found: Evaluation, k: int) -> list[Content]:
 
 
 def _class_table(subject: Subject, names: Sequence[str], counts: Array) -> Content:
-    """How often each class is recognised: the commonest first."""
+    """How often each class is recognised, with the most frequent class first."""
     rows: list[list[Content]] = []
     for c in np.argsort(-counts.sum(axis=1), kind="stable")[:MOST_LISTED]:
         total, right = int(counts[c].sum()), int(counts[c, c])
@@ -157,7 +157,7 @@ def _class_table(subject: Subject, names: Sequence[str], counts: Array) -> Conte
 
 
 def _some(index: Array, most: int) -> Array:
-    """Evenly spaced rows, without random numbers."""
+    """At most `most` evenly spaced entries of `index`, chosen without random numbers."""
     if index.size <= most:
         return index
     return index[np.linspace(0, index.size - 1, most).round().astype(int)]
@@ -170,7 +170,7 @@ def _subsample(shown: int, total: int) -> str:
 
 
 def extreme_rows_section(subject: Subject) -> Content:
-    """The most and the least certain rows, with their own columns, or as pictures."""
+    """The most and the least certain rows, shown with their columns or as pictures."""
     rows, found = subject.rows, subject.evaluations[0]
     measure = found.uncertainty
     if rows is None or measure is None or not found.truth.size:
@@ -219,7 +219,8 @@ def _row_table(
 
 
 def _predicted(subject: Subject, found: Evaluation, row: int) -> list[Content]:
-    """True, predicted, probability or interval, uncertainty of one row."""
+    """The cells of one row: the target, the prediction, its probability or interval, and the
+    uncertainty."""
     at = np.flatnonzero(found.row == row)
     assert found.uncertainty is not None
     spread = float(np.mean(found.uncertainty[at])) if at.size else float("nan")
@@ -273,7 +274,7 @@ def _gallery(subject: Subject, rows: Rows, found: Evaluation, chosen: Array, tit
 
 
 def _maps(found: Evaluation, row: int, label: str) -> list[Picture]:
-    """For targets that are images: the predicted map and where it is uncertain."""
+    """For targets that are images: the predicted image, and its uncertainty as an image."""
     if not _is_map(found):
         return []
     at = np.flatnonzero(found.row == row)
@@ -311,12 +312,12 @@ def _text(value: Content) -> Content:
 
 @dataclass(frozen=True)
 class Slice:
-    """A line through input space: x [G, D], and the values [G] of the column that varies."""
+    """Inputs x [G, D] in which one column varies, and the values [G] of this column."""
 
     column: Input
     grid: Array
     x: Array
-    alone: bool  # the column is the only input
+    alone: bool  # whether the column is the only input
 
 
 def functions_section(subject: Subject) -> Content:
@@ -355,8 +356,8 @@ def functions_section(subject: Subject) -> Content:
 
 
 def _slices(subject: Subject) -> list[Slice]:
-    """One for each numeric column that is no flag; none where x is no table of numbers. The other
-    columns rest at the median of the rows, or at the training mean where there are no rows."""
+    """One slice per numeric column that is not a flag. The other columns are fixed at the median of
+    the rows, or at the training mean if there are no rows. Empty if x is not a table of numbers."""
     ranges = _ranges(subject)
     if ranges is None:
         return []
@@ -376,7 +377,7 @@ def _slices(subject: Subject) -> list[Slice]:
 
 
 def _ranges(subject: Subject) -> tuple[Array, Array, Array] | None:
-    """(middle, low, high) of every number of x: [D] each."""
+    """(middle, low, high) of every column of x, [D] each."""
     rows = subject.train or subject.test
     x = None if rows is None else rows.table
     width = sum(len(column.at) for column in subject.inputs)
@@ -397,7 +398,7 @@ def _ranges(subject: Subject) -> tuple[Array, Array, Array] | None:
         middle, low, high = share.copy(), share - 2 * scale, share + 2 * scale
     margin = 0.2 * (high - low) if width == 1 else 0.0 * high
     for column in subject.inputs:
-        if column.categories is not None:  # at the commonest category
+        if column.categories is not None:  # fixed at the most frequent category
             places = list(column.at)
             middle[places] = 0.0
             middle[places[int(np.argmax(share[places]))]] = 1.0
@@ -405,8 +406,8 @@ def _ranges(subject: Subject) -> tuple[Array, Array, Array] | None:
 
 
 def function_draws(posterior: Any, x: Array, n: int = DRAWS) -> Array | None:
-    """[S, G, …]: function draws; None for a posterior that holds one function. Those of a
-    recalibrated or conformal posterior are those of its base."""
+    """Function draws at inputs x, [S, G, …]. None if the posterior has only one function. For a
+    recalibrated or conformal posterior, they are the draws of its base."""
     inputs = torch.as_tensor(x)
     while isinstance(posterior, TransformedPosterior):
         posterior = posterior.base
@@ -422,7 +423,7 @@ def function_draws(posterior: Any, x: Array, n: int = DRAWS) -> Array | None:
 
 
 def _effect(subject: Subject, line: Slice) -> float:
-    """How much the mean changes along the slice."""
+    """The size of the change of the mean along a slice."""
     mean = array(subject.posterior.predict(torch.as_tensor(line.x)).heads[0].mean)
     change = float(np.ptp(mean.reshape(len(mean), -1), axis=0).max())
     return change if np.isfinite(change) else 0.0
@@ -467,7 +468,7 @@ def _interval(p: Any, line: Slice) -> list[Mark]:
 
 
 def _draw_lines(line: Slice, draws: Array, label: str = "draws") -> list[Line]:
-    """[S, G] as thin lines under one label."""
+    """Draws [S, G] as thin lines with one common label."""
     return [Line(line.grid, d, "thin", label if s == 0 else None) for s, d in enumerate(draws)]
 
 

@@ -1,4 +1,4 @@
-"""From a posterior to one HTML file."""
+"""Writing a report: from a posterior to one HTML file."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from doxa.errors import StoreError
 
 
 class Part(NamedTuple):
-    """One section: its anchor, its title, the function that returns its content (None: nothing to
-    show), and whether it needs rows to score."""
+    """One section: its anchor, its title, the function that returns its content (None if there is
+    nothing to show), and whether it needs scored rows."""
 
     key: str
     title: str
@@ -62,31 +62,32 @@ def write(
     image: Sequence[int] | None = None,
     diagnose: bool = True,
 ) -> Path:
-    """Write a report of any posterior: one HTML file that needs nothing else.
+    """Write a report of any posterior, as one HTML file that needs no other files.
 
     Parameters
     ----------
     posterior : Posterior
-        Any posterior, also loaded from disk, recalibrated or conformal.
+        Any posterior. It may be loaded from disk, recalibrated or conformal.
     path : str or Path
-        The file, which ends in .html.
+        The path of the file, which ends in .html.
     test : pair (x, y), optional
         Held-out rows, which are scored.
     train : pair (x, y), optional
-        The rows it was fitted to, which the diagnostics need. Without test rows they are scored,
-        and the report says so.
+        The rows that the posterior was fitted to, which the diagnostics need. If there are no test
+        rows, they are scored, and the report says so.
     names : sequence of str, optional
-        Names of the input columns. Default: `posterior.columns`.
+        The names of the input columns. Default: `posterior.columns`.
     target : str
-        Name of the target.
+        The name of the target.
     classes : sequence, optional
-        Names of the classes. Default: as in the table of the run, if it came from one.
+        The names of the classes. Default: those in the table that the posterior was fitted to, if
+        there was one.
     title : str, optional
-        Title of the report.
+        The title of the report.
     image : sequence of int, optional
-        The shape of one row of x, [H, W] or [3, H, W], where rows are to be shown as pictures.
+        The shape of one row of x, [H, W] or [3, H, W]. If it is given, rows are shown as pictures.
     diagnose : bool
-        Run `doxa.diagnose.doctor`, which predicts many times.
+        Whether to run `doxa.diagnose.doctor`, which predicts many times.
 
     Returns
     -------

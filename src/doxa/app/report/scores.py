@@ -1,4 +1,4 @@
-"""The section on scores and the large numbers of a report, from the table of scores."""
+"""The section on scores, and the large numbers at the top of a report."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def title_of(of: Score, level: float = LEVEL) -> str:
 
 
 def aim_of(of: Score, level: float = LEVEL) -> str:
-    """What is better: "higher", "lower", "near 95 %" or "near 0"."""
+    """Which values of a score are good: "higher", "lower", "near 95 %" or "near 0"."""
     if of.better != "near":
         return of.better
     return f"near {percent(level)}" if of.right is None or of.at_level else f"near {of.right:g}"
@@ -36,7 +36,8 @@ def own_scores(found: Evaluation) -> dict[str, float]:
 
 
 def baseline(found: Evaluation) -> tuple[str, str, float] | None:
-    """(score, constant, value) of a prediction that ignores the inputs, from the same rows."""
+    """(score, constant, value): the score of a constant prediction, which ignores the inputs, on
+    the same rows."""
     if found.kind == "classes":
         if not found.truth.size:
             return None
@@ -65,7 +66,7 @@ def scores_section(subject: Subject) -> Content:
 
 
 def about_rows(subject: Subject, found: Evaluation) -> Content:
-    """Which rows are scored."""
+    """A text that says which rows are scored."""
     rows = subject.rows
     assert rows is not None
     part = f"a random {found.rows:,} of " if found.rows < found.total else ""
@@ -92,12 +93,12 @@ def _table(found: Evaluation) -> Content:
     return html.table("Scores", columns, rows, tall=True, right=(1,), quiet=True)
 
 
-_RARE = 0.4  # a class is rare if its share is below this, divided by the number of classes
+_RARE = 0.4  # a class is rare if its share is below 0.4 divided by the number of classes
 
 
 def rare_class_section(subject: Subject) -> Content:
-    """The rarest class of each head, where it is rare: its scores, its reliability, and a threshold
-    for it."""
+    """For each head whose rarest class is rare: the scores of this class, its reliability, and a
+    threshold for it."""
     parts: list[Content] = []
     for found in subject.evaluations:
         if found.kind != "classes" or found.probs is None or len(np.unique(found.truth)) < 2:
@@ -152,11 +153,11 @@ def _rare(p: Predictive, y: Array, rare: RareClass, name: Content) -> list[Conte
     ]  # fmt: skip
 
 
-_DEVIATIONS = 3.0  # standard deviations of the number of rows
+_DEVIATIONS = 3.0  # number of standard deviations of the number of rows
 
 
 def score_tiles(subject: Subject) -> Content:
-    """The main scores of the first head, large."""
+    """The main scores of the first head, as large numbers."""
     if not subject.evaluations:
         return None
     found = subject.evaluations[0]

@@ -1,7 +1,7 @@
-"""The overall status: findings of the diagnostics and of the scored rows, the worst first.
+"""The overall status: the findings of the diagnostics and on the scored rows, the worst first.
 
-The head of the report, its section on diagnostics and the command line all use it, so that they
-agree.
+The head of the report, its section on diagnostics and the command line all use this status, so that
+they agree.
 """
 
 from __future__ import annotations
@@ -37,33 +37,45 @@ from doxa.driver.validation import evaluate_rows
 from doxa.errors import DoxaError
 from doxa.evaluate.table import score
 
-MOST_ROWS = 20_000  # rows for the diagnostics, to bound their time
-LEAST_ROWS = 20  # with fewer, nothing can be concluded
-LARGE_GAP = 0.05  # between nominal and observed share, in addition to chance
-HARDLY = 0.1  # a class is hardly recognised where it is in a smaller share of its rows
-MOST_CLASSES = 3  # named in one finding
+MOST_ROWS = 20_000  # largest number of rows for the diagnostics, to limit their time
+LEAST_ROWS = 20  # with fewer rows, nothing can be concluded
+LARGE_GAP = 0.05  # a large gap between nominal and observed share, in addition to chance
+HARDLY = 0.1  # a class is hardly recognised if a smaller share of its rows is classified correctly
+MOST_CLASSES = 3  # largest number of classes that one finding names
 BAD_STATUS = ("diverged", "not-converged", "worse-than-constant", "prior-collapse")
-SHOWN_ELSEWHERE = {  # entries of `posterior.diagnostics`
+SHOWN_ELSEWHERE = {  # entries of `posterior.diagnostics` that other sections show
     "engine", "mode", "engine_reason", "seconds", "steps", "rows", "kernel", "stopping",
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class OverallStatus:
-    """All findings, and the reason if the diagnostics were not run."""
+    """All findings, and the reason why the diagnostics were not run, if so."""
 
     diagnosis: Diagnosis
     reason: str = ""
 
     def find(self, check: str) -> Finding | None:
-        """The finding of a check that was done."""
+        """The finding of a check. None if it was not done."""
         found = (f for f in self.diagnosis if f.check == check and f.status != NOT_CHECKED)
         return next(found, None)
 
 
 def assess(subject: Subject, diagnose: bool = True) -> OverallStatus:
-    """Run the diagnostics, and add the checks that they do not include. If the diagnostics fail,
-    the reason is shown in the report; it is not an error."""
+    """Run the diagnostics, and add the checks that they do not include.
+
+    Parameters
+    ----------
+    subject : Subject
+        The subject of the report, with its evaluations.
+    diagnose : bool
+        Whether to run the diagnostics.
+
+    Returns
+    -------
+    OverallStatus
+        The findings. If the diagnostics fail, there is no error, and `reason` says why.
+    """
     evaluations = subject.evaluations
     level = evaluations[0].level if evaluations else LEVEL
     _evaluate(subject)
@@ -87,7 +99,7 @@ def assess(subject: Subject, diagnose: bool = True) -> OverallStatus:
 
 
 def _evaluate(subject: Subject) -> None:
-    """The status of the fit by its new rows, as `doxa fit --test` gives it."""
+    """Evaluate the status of the fit on new rows, as `doxa fit --test` does."""
     test, train = subject.test, subject.train
     if test is None or not subject.evaluations:
         return
@@ -122,7 +134,7 @@ def _with_class_names(subject: Subject, finding: Finding) -> Finding:
 
 
 def _pair(rows: Rows) -> tuple[Any, Any]:
-    """(x, y), at most `MOST_ROWS` of them, evenly taken."""
+    """(x, y) of at most `MOST_ROWS` evenly spaced rows."""
     step = math.ceil(rows.count / MOST_ROWS)
     y = tuple(t[::step] for t in rows.y) if isinstance(rows.y, tuple) else rows.y[::step]
     return rows.take(slice(None, None, step)), y
@@ -140,7 +152,7 @@ def _status(subject: Subject) -> Finding:
 
 
 def _remembered_coverage(subject: Subject) -> Finding | None:
-    """The coverage on the rows that the fit held out, if no rows are given now."""
+    """The coverage on the rows that the fit held out, if the report has no rows."""
     kept = subject.posterior.metadata.get("held_out_scores")
     share = None if kept is None else kept["scores"].get("coverage")
     if kept is None or share is None or kept["rows"] < LEAST_ROWS:
@@ -159,7 +171,7 @@ def _recalibrated(subject: Subject) -> Advice:
 
 
 def _coverage(subject: Subject, found: Evaluation) -> Finding | None:
-    """The share of targets in the intervals of the scores."""
+    """The finding on the share of targets inside the intervals of the scores."""
     share = found.scores.get("coverage")
     if found.kind == "classes" or share is None or not math.isfinite(share):
         return None
@@ -168,13 +180,13 @@ def _coverage(subject: Subject, found: Evaluation) -> Finding | None:
     if n < LEAST_ROWS:
         return skipped(f"{held}: too few to tell", MORE_ROWS)
     if share > found.level and (found.kind == "counts" or subject.test is None):
-        return good(held, share)  # by construction, or because they were trained on
+        return good(held, share)  # true by construction, or because the rows were trained on
     p = binomial(round(share * n), n, found.level)
     return evaluated_coverage(share, found.level, p, held, _recalibrated(subject))
 
 
 def _calibration(subject: Subject, found: Evaluation) -> Finding | None:
-    """Intervals of every level, or the confidence in the likeliest class."""
+    """The finding on intervals of all levels, or on the confidence in the most probable class."""
     if found.kind == "classes":
         return _confidence(subject, found)
     gap = coverage_gap(found)
@@ -213,7 +225,7 @@ def _confidence(subject: Subject, found: Evaluation) -> Finding | None:
 
 
 def _error(subject: Subject, found: Evaluation) -> Finding | None:
-    """The error, compared with a prediction that ignores the inputs."""
+    """The finding on the error, compared with a prediction that ignores the inputs."""
     constant = baseline(found)
     if constant is None or found.truth.size < LEAST_ROWS:
         return None
@@ -236,10 +248,11 @@ def _error(subject: Subject, found: Evaluation) -> Finding | None:
 
 
 def _classes(subject: Subject, found: Evaluation) -> Finding | None:
-    """Classes whose rows are rarely classified correctly, also where the accuracy is high.
+    """The finding on classes whose rows are rarely classified correctly, even if the accuracy is
+    high.
 
-    A class is reported where so few recognised rows would be unlikely (1 % for all classes
-    together) if its rows were recognised as often as those of all classes are."""
+    Suppose that the rows of a class were classified correctly as often as all rows. A class is
+    reported if so few correct rows would then be unlikely (1 % for all classes together)."""
     counts = found.confusion()
     if counts is None or len(counts) < 2:
         return None
@@ -270,7 +283,7 @@ CHECKS = {
 
 
 def overall_mark(status: OverallStatus) -> Content:
-    """The status as a label; it is never "good" if only training rows were scored."""
+    """The status as a label. It is never "good" if only training rows were scored."""
     found = status.diagnosis
     look = found.status if found.new_rows or found.status != "good" else "none"
     return html.mark(look, found.headline)
@@ -321,7 +334,7 @@ def _describe_numbers(found: Evaluation, status: OverallStatus) -> str:
 
 
 def _describe_coverage(share: float, found: Evaluation, status: OverallStatus) -> str:
-    """A summary of the finding on the intervals and of the coverage at all levels."""
+    """A sentence on the coverage of the intervals, and on the coverage at all levels."""
     finding = status.find("coverage" + found.head)
     if finding is None:
         return "too few rows to tell"
@@ -360,7 +373,7 @@ def _describe_classes(found: Evaluation, status: OverallStatus) -> str:
 
 
 def diagnostics_section(subject: Subject) -> Content:
-    """All findings, suggestions, and the diagnostics of the method."""
+    """The section with all findings, suggestions, and the diagnostics of the method."""
     status = subject.status
     assert status is not None
     found = status.diagnosis

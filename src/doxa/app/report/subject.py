@@ -1,8 +1,8 @@
 """The subject of a report: a posterior, the rows to evaluate it on, and the names of things.
 
 A saved run contains the checksum of its data file, and the rows that `doxa fit --split` held out.
-If the file given as test data is the file of the fit, only its held-out rows are new. In other
-files, rows that also occur among the rows of the fit are counted and reported.
+If the test data are the same file, only its held-out rows are new. In other files, rows that also
+occur among the rows of the fit are counted and reported.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 FITTED = "the rows it was fitted to"
 HELD_OUT = "held out from the fit"
-TEST = "the test rows"  # the source of rows that are arrays
+TEST = "the test rows"  # the name of rows that are given as arrays
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Inputs and targets, with a label and the cells of each row to show."""
+    """Inputs and targets, with the label and the cells with which each row is shown."""
 
     x: Any
-    y: Any  # a tensor, or one for each head
+    y: Any  # a tensor, or one tensor per head
     source: str  # "test.csv", "the test rows"
     provenance: str  # "held out from the fit", "the rows it was fitted to"
     columns: tuple[str, ...] = ()
     cells: Callable[[int], Sequence[object]] = lambda row: ()
-    label: Callable[[int], object] = lambda row: f"row {row}"  # as Python counts
+    label: Callable[[int], object] = lambda row: f"row {row}"  # counted from 0
     notes: tuple[str, ...] = ()
 
     @property
@@ -59,7 +59,7 @@ class Rows:
         return tree_map(lambda t: t[index], self.x)
 
     def only(self, chosen: Array, provenance: str) -> Rows:
-        """The rows selected by a mask, with their labels."""
+        """The rows for which the mask `chosen` is true, with their labels."""
         places = np.flatnonzero(chosen)
         index = torch.as_tensor(places)
         y = tree_map(lambda t: t[index], self.y)
@@ -71,7 +71,7 @@ class Rows:
 
     @property
     def table(self) -> Array | None:
-        """x as a matrix [N, D] of numbers; None if it is not one."""
+        """x as a matrix [N, D] of numbers. None if x is not a matrix."""
         leaves = tree_flatten(self.x)[0]
         if len(leaves) != 1 or leaves[0].ndim != 2 or not leaves[0].is_floating_point():
             return None
@@ -80,8 +80,8 @@ class Rows:
 
 @dataclass(frozen=True)
 class Input:
-    """One input column and its positions in x: several for a column of categories. A flag column is
-    1 where a cell was missing, else 0."""
+    """One input column and its positions in x, of which a column of categories has several. A flag
+    column is 1 where a cell was missing, else 0."""
 
     name: str
     at: tuple[int, ...]
@@ -91,12 +91,12 @@ class Input:
 
 @dataclass
 class Subject:
-    """The input of all sections; `report.render` adds the evaluations and the status.
+    """The input of all sections. `report.render` adds the evaluations and the status.
 
     Attributes
     ----------
     posterior : Posterior
-        Any, also loaded from disk, recalibrated or conformal.
+        Any posterior. It may be loaded from disk, recalibrated or conformal.
     target, classes, inputs
         Names of the target, its classes and the input columns.
     test, train : Rows or None
@@ -104,11 +104,11 @@ class Subject:
     folder : str or None
         The folder that the posterior was loaded from.
     image : tuple of int or None
-        The shape of one row of x, where rows are to be shown as pictures.
+        The shape of one row of x, if rows are shown as pictures.
     remarks : list of str
         Remarks on the given rows, for the reader.
     evaluations : list of Evaluation
-        Predictions at the scored rows, one for each head.
+        Predictions at the scored rows, one entry per head.
     """
 
     posterior: Any
@@ -128,13 +128,13 @@ class Subject:
 
     def __post_init__(self) -> None:
         stored = self.posterior.metadata.get("table")
-        if self.classes is None and stored:  # a run of `doxa fit` knows what its classes are called
+        if self.classes is None and stored:  # a run of `doxa fit` stores the names of its classes
             known = Schema.from_json(stored).classes
             self.classes = None if known is None else tuple(map(str, known))
 
     @property
     def rows(self) -> Rows | None:
-        """The rows that are scored: new ones if there are any."""
+        """The rows that are scored: the new rows, or the rows of the fit if there are none."""
         return self.test or self.train
 
     @property
@@ -148,14 +148,14 @@ class Subject:
         return str(self.posterior.method.name)
 
     def class_names(self, number: int) -> list[str]:
-        """The names of `number` classes. Names are known for a single head only."""
+        """The names of `number` classes. They are known only if there is a single head."""
         if self.classes and len(self.classes) == number and len(self.evaluations) < 2:
             return list(self.classes)
         return [f"class {k}" for k in range(number)]
 
 
 def rows_of_arrays(data: Any, source: str, provenance: str, names: Sequence[str] | None) -> Rows:
-    """(x, y) of the Python interface."""
+    """Rows from a pair (x, y), as given in Python."""
     if not isinstance(data, (tuple, list)) or len(data) != 2:
         raise DataError(f"{source} must be a pair (x, y)")
     x = as_tensors(data[0], f"x of {source}")
@@ -178,8 +178,8 @@ def rows_of_arrays(data: Any, source: str, provenance: str, names: Sequence[str]
 def rows_of_frame(
     schema: Schema, frame: pd.DataFrame, source: str, provenance: str, notes: Sequence[str] = ()
 ) -> Rows:
-    """A table as `doxa fit` reads it, with the notes about its file; cells are shown as they
-    are."""
+    """Rows from a table, which is read as by `doxa fit`, with notes about its file. Cells are shown
+    unchanged."""
     x, more = schema.features(frame)
     shown = [column.name for column in schema.columns]
     cells = frame[shown]
@@ -221,7 +221,7 @@ def rows_of_files(
     train: Path | None,
     dialect: Dialect = Dialect(),  # noqa: B008 - frozen
 ) -> tuple[Rows | None, Rows | None, list[str]]:
-    """(new rows, rows of the fit, remarks on the choice)."""
+    """The rows in two files, as (new rows, rows of the fit, remarks on the choice)."""
     source = metadata.get("source", {})
     split = metadata.get("held_out_rows") or {}
     remarks: list[str] = []
@@ -255,7 +255,8 @@ def rows_of_files(
 
 
 def without_seen(test: Rows, train: Rows) -> tuple[Rows | None, list[str]]:
-    """The test rows, with a remark on those that the fit has used; None if it has used all."""
+    """The test rows, and remarks on those that the fit has used. None in place of the rows if it
+    has used all of them."""
     known = set(_keys(train))
     seen = sum(key in known for key in _keys(test))
     if not seen:
@@ -278,11 +279,11 @@ def _checksum(path: Path) -> str:
     try:
         return checksum(path)
     except DataError:
-        return ""  # reading the table says what is wrong with it
+        return ""  # reading the table raises the error
 
 
 def _split(split: dict[str, Any], checksum: str, file: str, rows: int) -> Array:
-    """[rows]: which ones were held out."""
+    """Which rows were held out, [rows]."""
     numbers = np.asarray(split.get("rows", []), dtype=int)
     if split.get("sha256") not in (None, checksum) or (numbers.size and numbers.max() >= rows):
         raise DataError(f"the rows that the run held out are not rows of {file}; pass --test")
@@ -292,7 +293,7 @@ def _split(split: dict[str, Any], checksum: str, file: str, rows: int) -> Array:
 
 
 def _keys(rows: Rows) -> list[bytes]:
-    """One for each row, the same where x and y are the same."""
+    """One key per row. Rows with the same x and y have the same key."""
     leaves = tree_flatten((rows.x, rows.y))[0]
     flat = [t.detach().cpu().float().reshape(len(t), -1).numpy() for t in leaves]
     return [row.tobytes() for row in np.concatenate(flat, axis=1)]

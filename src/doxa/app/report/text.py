@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-LONGEST_SETTING = 300  # characters
+LONGEST_SETTING = 300  # largest number of characters of a setting
 
 
 def short(value: float, digits: int = 3) -> str:
@@ -45,22 +45,22 @@ def percent(share: float, digits: int | None = None) -> str:
 
 
 def points(difference: float) -> str:
-    """The difference of two shares."""
+    """The difference of two shares, in percentage points."""
     return f"{100.0 * abs(difference):.1f} percentage points"
 
 
 def count(number: int, thing: str, things: str | None = None) -> str:
-    """1 row, 2 rows."""
+    """A number and what it counts, such as "1 row" or "2 rows"."""
     return f"{number:,} {thing if number == 1 else things or thing + 's'}"
 
 
 def listed(words: Sequence[str]) -> str:
-    """a, b and c."""
+    """Words as a list in a sentence, such as "a, b and c"."""
     return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1]
 
 
 def capitalized(sentence: str) -> str:
-    """The first letter in upper case, the others as they are."""
+    """The sentence with its first letter in upper case."""
     return sentence[:1].upper() + sentence[1:]
 
 
@@ -75,8 +75,8 @@ def duration(seconds: float) -> str:
 
 
 def settings(method: Any) -> list[tuple[str, Any, bool]]:
-    """(field, value, whether it is the default) of every hyper-parameter. Numbers of numpy become
-    those of Python, whose repr is code that runs."""
+    """(field, value, whether it is the default) of every hyper-parameter. NumPy numbers become
+    Python numbers, whose repr is valid code."""
     if not dataclasses.is_dataclass(method):
         return []
     return [
@@ -96,7 +96,7 @@ def _default(each: dataclasses.Field[Any]) -> Any:
 
 def describe(value: Any) -> str:
     """The value of a setting as short text."""
-    if isinstance(value, np.generic):  # a number of numpy
+    if isinstance(value, np.generic):  # a NumPy number
         value = value.item()
     if value is None:
         return "chosen by the method"

@@ -318,7 +318,7 @@ class Embedded(Structure):
         return self.put(self.inner.diagonal())
 
     def logdet(self) -> Tensor:
-        """log |Σ_S|, which is the determinant over the chosen parameters only."""
+        """log |Σ_S|, over the chosen parameters only."""
         return self.inner.logdet()
 
     def scaled(self, t: float | Tensor) -> Embedded:

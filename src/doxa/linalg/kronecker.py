@@ -128,8 +128,8 @@ class Kronecker(Structure):
         delta : float or Tensor
             The prior precision: a number, [K], or [K, blocks].
         scale : float or Tensor, default 1.0
-            The factor of the curvature, in the same shapes. It is n divided by the size of the
-            batch if `factors` are sums over a batch of n rows.
+            The factor of the curvature, in the same shapes. If `factors` are sums over a batch, it
+            is the number of all rows divided by the size of the batch.
 
         Returns
         -------

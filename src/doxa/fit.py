@@ -405,9 +405,10 @@ def fit(
     validation : {"auto"}, None, float or tuple (x, y), default "auto"
         The held-out rows. They are used for early stopping, for the noise level, and to evaluate
         the fit. "auto": methods that can overfit hold out a part of the rows, a different part for
-        each member; with one member and fewer than 600 rows, other networks hold out the parts
-        (`driver/cross_fit.py`), and the fit has all rows. None: all rows are used for training. A
-        fraction of the rows, or a pair (x, y): the same held-out rows for all members.
+        each member; with one member and fewer than 600 rows (50, if the network has more than
+        20,000 weights), other networks hold out the parts (`driver/cross_fit.py`), and the fit has
+        all rows. None: all rows are used for training. A fraction of the rows, or a pair (x, y):
+        the same held-out rows for all members.
     patience : int, default 20
         Training stops after this number of validations without improvement.
     standardize : bool, default False

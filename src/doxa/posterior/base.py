@@ -201,7 +201,7 @@ class Diagnostics(dict[str, Any]):
 
     @property
     def precision(self) -> str | None:
-        """ "full", or "bfloat16" if the network computed in half precision."""
+        """The precision of the network's products in training: "full", "bfloat16" or "tf32"."""
         return self.get("precision")
 
     @property

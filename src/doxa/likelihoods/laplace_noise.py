@@ -114,8 +114,10 @@ class LaplaceNoise(Likelihood):
         return f + self._log_scale(f, theta, lead).exp() * ratio
 
     def curvature(self, f: Tensor, theta: Theta, lead: int = 0, y: Tensor | None = None) -> Tensor:
-        fisher = (-2.0 * self._log_scale(f, theta, lead)).exp()
-        return diagonal(fisher.expand(f.shape), lead)
+        return diagonal(self.curvature_diagonal(f, theta, lead), lead)
+
+    def curvature_diagonal(self, f: Tensor, theta: Theta, lead: int = 0) -> Tensor:
+        return (-2.0 * self._log_scale(f, theta, lead)).exp().expand(f.shape)
 
     def _log_scale(self, f: Tensor, theta: Theta, lead: int) -> Tensor:
         own = 0 if self.scale is None else f.ndim - lead - 1

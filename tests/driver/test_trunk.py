@@ -461,3 +461,8 @@ def test_every_method_gives_the_results_of_every_pass(row: Any) -> None:
     assert one.diagnostics["trunk"] == expected
     same(one, other)
     torch.testing.assert_close(one.predict(x).mean, other.predict(x).mean, rtol=1e-9, atol=1e-9)
+
+
+def test_what_trunk_outputs_may_be() -> None:
+    with pytest.raises(MethodError, match="True, False or a folder, not int"):
+        doxa.fit(network(), rows(), "map", steps=1, progress=False, trunk_outputs=3)  # type: ignore[arg-type]

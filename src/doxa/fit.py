@@ -768,6 +768,9 @@ def read_call(arguments: Mapping[str, Any]) -> Call:
         )
     optimizer = find_optimizer(options.optimizer)
     rate, schedule = _rate(options, method, network, optimizer)
+    if not isinstance(options.trunk_outputs, bool | str | Path):
+        kind = type(options.trunk_outputs).__name__
+        raise MethodError(f"trunk_outputs must be True, False or a folder, not {kind}")
     settings = FitSettings(
         rate=rate, optimizer=optimizer, fresh=fresh, begin=begin, schedule=schedule,
         microbatch=options.microbatch, patience=options.patience, callbacks=options.callbacks,

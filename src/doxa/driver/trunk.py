@@ -35,7 +35,7 @@ from doxa import store
 from doxa.data import Data, free_memory
 from doxa.driver.setup import select_engine
 from doxa.engine.engine import Count, threads_for
-from doxa.errors import MethodError, StoreError
+from doxa.errors import StoreError
 from doxa.method import Method, Run
 from doxa.model.trunk import Split
 from doxa.posterior import Posterior
@@ -61,12 +61,6 @@ class TrunkOutputs:
 
     keep: bool | str | Path = True
     _found: list[tuple[Data, Split, Data, str]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.keep, bool | str | Path):
-            raise MethodError(
-                f"trunk_outputs must be True, False or a folder, not {type(self.keep).__name__}"
-            )
 
     def of(self, run: Run, split: Split) -> tuple[Data, str] | None:
         """The data of a run with the trunk's outputs in place of x.

@@ -1,6 +1,7 @@
 """Laplace for many outputs: classes, pixels, a vocabulary, and networks that vmap refuses.
 
-    python -m benchmarks.laplace_large [--rows NAMES] [--before SRC] [--exact] [--device cuda]
+    python -m benchmarks.laplace_large [--rows NAMES] [--before SRC] [--exact] [--peer PYTHON]
+        [--device cuda]
 
 Each row trains a network by a few steps of plain PyTorch and then fits `Laplace(train=False)` to
 it, in a process of its own, on one thread. The time is that of `fit`, with everything that it does
@@ -10,7 +11,8 @@ maximum, so that their evidence contains a large λ²/2, and says nothing about 
 
 `--before` names the `src` folder of another version of doxa, which runs the same rows. `--exact`
 adds curvature="ggn" to rows that are sampled, where it is not out of reach; the difference of the
-two evidences stands beside the error that the sampled one states.
+two evidences stands beside the error that the sampled one states. `--peer` names a Python in which
+laplace-torch is installed; it fits the same networks, curvature and evidence at one prior scale.
 """
 
 from __future__ import annotations
@@ -231,12 +233,25 @@ def run(name: str, curvature: str, device: str, source: str | None, limit: int) 
         env["PYTHONPATH"] = source
     command = [sys.executable, str(HERE / "laplace_large.py"), "--one", name, "--curvature",
                curvature, "--device", device]  # fmt: skip
+    return finished(command, env, limit)
+
+
+def run_peer(name: str, python: str, device: str, limit: int) -> dict[str, Any]:
+    """laplace-torch, exact, with its own choice of what computes the curvature."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    script = str(HERE / "peers" / "laplace_large_run.py")
+    return finished([python, script, name, "exact", "CurvlinopsGGN", device], env, limit)
+
+
+def finished(command: list[str], env: dict[str, str], limit: int) -> dict[str, Any]:
+    """What a process prints in its last line; why, if it failed."""
     try:
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=limit)
     except subprocess.TimeoutExpired:
         return {"late": limit}
     if done.returncode:
-        return {"failed": done.stderr.strip().splitlines()[-1][:200]}
+        said = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+        return {"failed": said[-1][:200]}
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
@@ -248,7 +263,7 @@ def cell(result: dict[str, Any] | None) -> str:
         return f"stopped after {result['late']} s of a clock"
     if "failed" in result:
         return result["failed"].replace("|", "/")
-    refused = f", {result['refused']} warnings" if result["refused"] > 1 else ""
+    refused = f", {result['refused']} warnings" if result.get("refused", 0) > 1 else ""
     return f"{result['seconds']:.3g}{refused}"
 
 
@@ -259,8 +274,9 @@ def table(found: dict[str, Any], device: str) -> str:
         f"`python -m benchmarks.laplace_large`, torch {torch.__version__}, {where}.", "",
         "The networks are not at a maximum: their evidence contains a large λ²/2. It shows if",
         "sampled curvature is as far from the exact one as it states (±).", "",
-        "| network | structure | before, s | now, s | exact, s | log evidence | exact |",
-        "|---|---|---|---|---|---|---|",
+        "| network | structure | before, s | now, s | exact, s | laplace-torch, exact, s | log "
+        "evidence | exact |",
+        "|---|---|---|---|---|---|---|---|",
     ]  # fmt: skip
     for name, results in found.items():
         row, now = ROWS[name], results.get("now", {})
@@ -274,7 +290,7 @@ def table(found: dict[str, Any], device: str) -> str:
         theirs = f"{known['evidence']:.2f}" if known and "evidence" in known else ""
         lines.append(
             f"| {row.words} | {row.structure} | {cell(results.get('before'))} | {cell(now)} | "
-            f"{cell(exact)} | {evidence} | {theirs} |"
+            f"{cell(exact)} | {cell(results.get('peer'))} | {evidence} | {theirs} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -284,6 +300,7 @@ def main() -> None:
     parser.add_argument("--rows", default=",".join(ROWS))
     parser.add_argument("--before", help="the src folder of another version")
     parser.add_argument("--exact", action="store_true")
+    parser.add_argument("--peer", help="a Python with laplace-torch")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--limit", type=int, default=600, help="seconds for one fit")
     parser.add_argument("--one", help=argparse.SUPPRESS)
@@ -303,6 +320,8 @@ def main() -> None:
             results["exact"] = run(own, "ggn", args.device, None, args.limit)
         if args.before and ROWS[own].before:
             results["before"] = run(own, "default", args.device, args.before, args.limit)
+        if args.peer:
+            results["peer"] = run_peer(own, args.peer, args.device, args.limit)
         args.out.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(found, indent=1) + "\n")
         (args.out / f"{name}.md").write_text(table(found, args.device))

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from doxa.driver import bar as bars
-from doxa.driver.bar import Bar, Lines, clock, left_words
+from doxa.driver.bar import Bar, Lines, Pace, clock
 
 VALUES = {"loss": [0.123456, 0.2], "log_density": [-12345.678], "accept": [0.81]}
 
@@ -22,6 +22,8 @@ def drawn(width: int, monkeypatch: pytest.MonkeyPatch, name: str = "deep-ensembl
     file = io.StringIO()
     console = Console(file=file, width=width, force_terminal=True, color_system=None)
     with Bar(name, 2000, console=console) as bar:
+        now[0] = 1.0
+        bar.show(15, "training", VALUES)
         now[0] = 100.0
         bar.show(1500, "training", VALUES)
         bar._bar.refresh()
@@ -78,9 +80,23 @@ def test_an_interrupted_fit_says_where_it_stopped() -> None:
 
 
 def test_the_pace_is_that_of_this_session() -> None:
-    assert left_words(10.0, 5, 20) == "0:00:40 left"
-    assert left_words(10.0, 0, 20) == "-:--:-- left"
+    pace = Pace(100)
+    pace.note(2.0, 101)
+    assert pace.left(10.0, 105, 125) == "0:00:40 left"
+    assert pace.left(10.0, 101, 125) == "-:--:-- left"
     assert clock(3725.4) == "1:02:05"
+
+
+def test_a_slow_first_step_does_not_announce_half_a_day() -> None:
+    """One step of 5 s, which compiles, and then a hundred steps a second."""
+    pace, said = Pace(), []
+    for k in range(2000):
+        spent, done = 5.0 + 0.01 * k, 1 + k
+        pace.note(spent, done)
+        said.append(pace.left(spent, done, 10_000))
+        assert len(pace._marks) < 40
+    assert said[0] == "-:--:-- left"
+    assert {text[:6] for text in said[1:]} == {"0:01:3", "0:01:4", "0:01:2"}, set(said)
 
 
 def test_a_fit_that_goes_on_has_its_first_part_filled() -> None:

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, TextIO
 
 FIRST_SECONDS, MOST_SECONDS = 10.0, 600.0
+LEAST_SECONDS = 1.0  # before which the time left is not shown
 
 
 def shown(name: str, total: int, done: int = 0) -> Shown:
@@ -45,7 +46,7 @@ class Bar(AbstractContextManager["Bar"]):
 
         self.name, self.total = name, total
         self._console = console or Console(stderr=True)
-        self._began, self._from, self._last = time.monotonic(), done, -1.0
+        self._began, self._pace, self._last = time.monotonic(), Pace(done), -1.0
         width = self._console.width
         bar = BarColumn(bar_width=max(8, min(40, width // 4)))
         self._room = width - 1 - (bar.bar_width or 0) - 1  # beside the bar
@@ -62,9 +63,11 @@ class Bar(AbstractContextManager["Bar"]):
         return self
 
     def show(self, done: int, stage: str, values: Mapping[str, Any]) -> None:
-        if time.monotonic() - self._last < 0.1:
+        now = time.monotonic()
+        self._pace.note(now - self._began, done)
+        if now - self._last < 0.1:
             return
-        self._last = time.monotonic()
+        self._last = now
         self._bar.update(self._task, completed=done, **self._texts(done, stage, values))
 
     def advance_to(self, done: int) -> None:
@@ -74,7 +77,7 @@ class Bar(AbstractContextManager["Bar"]):
         """The texts to the left and right of the bar, as far as they fit on the line."""
         spent = time.monotonic() - self._began
         count = f"{done:,}/{self.total:,}"
-        rest = f"{count} {left_words(spent, done - self._from, self.total - done)}"
+        rest = f"{count} {self._pace.left(spent, done, self.total)}"
         room = self._room - len(rest)
         names = next(
             (n for n in (f"{self.name}: {stage}" if stage else self.name, self.name, "")
@@ -99,11 +102,11 @@ class Lines(AbstractContextManager["Lines"]):
     """Lines of plain text at growing intervals."""
 
     def __init__(self, name: str, total: int, done: int = 0, stream: TextIO | None = None) -> None:
-        self.name, self.total, self._done, self._from = name, total, done, done
+        self.name, self.total, self._done, self._pace = name, total, done, Pace(done)
         self._stream = stream or sys.stderr
         self._began = time.monotonic()
-        self._pause = FIRST_SECONDS
-        self._next = self._began + self._pause
+        self._wait = FIRST_SECONDS
+        self._next = self._began + self._wait
 
     def __enter__(self) -> Lines:
         at = f", from step {self._done:,}" if self._done else ""
@@ -113,11 +116,12 @@ class Lines(AbstractContextManager["Lines"]):
     def show(self, done: int, stage: str, values: Mapping[str, Any]) -> None:
         self._done = done
         now = time.monotonic()
+        self._pace.note(now - self._began, done)
         if now < self._next:
             return
-        self._pause = min(2 * self._pause, MOST_SECONDS)
-        self._next = now + self._pause
-        left = left_words(now - self._began, done - self._from, self.total - done)
+        self._wait = min(2 * self._wait, MOST_SECONDS)
+        self._next = now + self._wait
+        left = self._pace.left(now - self._began, done, self.total)
         parts = [f"step {done:,} of {self.total:,}", left, stage, *figures(values)]
         self._write(", ".join(part for part in parts if part))
 
@@ -141,11 +145,32 @@ class Lines(AbstractContextManager["Lines"]):
 Shown = Bar | Lines
 
 
-def left_words(spent: float, done: int, missing: int) -> str:
-    """The time left at the pace so far, or "-:--:-- left" before the first step."""
-    if done <= 0:
-        return "-:--:-- left"
-    return f"{clock(spent / done * missing)} left"
+class Pace:
+    """The time left, at the pace of the later half of the time since the first step.
+
+    The first step of a fit compiles or records what is computed, and can take as long as a thousand
+    others. It is not counted.
+    """
+
+    def __init__(self, done: int = 0) -> None:
+        self._from = done
+        self._marks: list[tuple[float, int]] = []  # (seconds spent, steps done)
+
+    def note(self, spent: float, done: int) -> None:
+        """Take note of how many steps are done."""
+        if self._marks and spent <= 1.05 * self._marks[-1][0]:  # few marks, however long a fit is
+            return
+        if done > self._from:
+            self._marks.append((spent, done))
+        while len(self._marks) > 2 and self._marks[1][0] <= spent / 2:
+            del self._marks[0]
+
+    def left(self, spent: float, done: int, total: int) -> str:
+        """The time left, or "-:--:-- left" while the pace is unknown."""
+        since, before = self._marks[0] if self._marks else (spent, done)
+        if done <= before or spent < LEAST_SECONDS:
+            return "-:--:-- left"
+        return f"{clock((spent - since) / (done - before) * (total - done))} left"
 
 
 def clock(seconds: float) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
@@ -18,7 +17,6 @@ from doxa.data import Data
 from doxa.driver.calibration import calibrate_on_held_out
 from doxa.driver.loop import Driver, FitCheckpoints, Progress, own_checkpoint, saved_engine
 from doxa.driver.runs import RunSpec
-from doxa.driver.trunk import on_trunk_outputs, with_whole_network
 from doxa.driver.underfit import compare_with_yardsticks
 from doxa.driver.validation import (
     Choices,
@@ -28,7 +26,6 @@ from doxa.driver.validation import (
 )
 from doxa.engine.engine import threads_for
 from doxa.method import Method, Run, slice_state
-from doxa.model.trunk import remembered
 from doxa.posterior import Posterior, Status, Stopping
 
 
@@ -44,70 +41,48 @@ def run_fit(
     the members are evaluated alone (`cross_fit.py`).
     """
     if checkpoint is None:
-        run, short = _trained(run, method)
-        return _run_fit(run, short, method, specs, began, None, parts)
+        return _run_fit(run.trained(method), method, specs, began, None, parts)
     with store.exclusive(checkpoint):
-        run, short = _trained(run, method)
+        run = run.trained(method)
         folder = store.Checkpoints(checkpoint)
         found = own_checkpoint(folder, digest)
         if found is not None:
-            engine = saved_engine(short.engine, found, checkpoint)
-            whole, short = short is run, replace(short, engine=engine)
-            run = short if whole else run
+            run = replace(run, engine=saved_engine(run.engine, found, checkpoint))
         checkpoints = FitCheckpoints(folder, digest, found)
-        return _run_fit(run, short, method, specs, began, checkpoints, parts)
-
-
-def _trained(run: Run, method: Method) -> tuple[Run, Run]:
-    """The run, and that of the part that is trained: the same one without a frozen trunk."""
-    if run.problem.model is None or not run.net.at_rest:
-        return run, run
-    short = on_trunk_outputs(run, method)
-    return (short, short) if short.net is run.net else (run, short)
+        return _run_fit(run, method, specs, began, checkpoints, parts)
 
 
 def _run_fit(
-    run: Run, short: Run, method: Method, specs: Sequence[RunSpec], began: float,
+    run: Run, method: Method, specs: Sequence[RunSpec], began: float,
     checkpoints: FitCheckpoints | None, parts: bool,
 ) -> tuple[list[Posterior], Progress]:  # fmt: skip
-    """`short` is the run that is trained: the same one, or that of the part after a trunk."""
-    driver = Driver(short, method, checkpoints)
-    with short.engine.rounding():
+    driver = Driver(run, method, checkpoints)
+    with run.engine.rounding():
         result = driver.drive()
     count = run.size // len(specs)
     seconds = time.monotonic() - began
-    once = nullcontext() if short is run else remembered()
-    with threads_for(driver.product), once:
+    with threads_for(driver.product), run.evaluation():
         return [
-            _posterior(
-                run, short, method, result, spec, slice(r * count, (r + 1) * count), seconds, parts
-            )
+            _posterior(run, method, result, spec, slice(r * count, (r + 1) * count), seconds, parts)
             for r, spec in enumerate(specs)
         ], result
 
 
 def _posterior(
-    run: Run, short: Run, method: Method, result: Progress, spec: RunSpec, rows: slice,
-    seconds: float, parts: bool,
+    run: Run, method: Method, result: Progress, spec: RunSpec, rows: slice, seconds: float,
+    parts: bool,
 ) -> Posterior:  # fmt: skip
     """The posterior of one run, whose members are `rows`, with its record."""
     part = run.select_members(rows)
-    posterior = method.finish(
-        short.select_members(rows), slice_state(result.state, rows), result.draws(rows)
-    )
-    if short is not run:
-        with_whole_network(posterior, part)
+    posterior = part.posterior(method, slice_state(result.state, rows), result.draws(rows))
+    whole, part = run.whole, part.whole  # what follows evaluates on the user's rows
     record = posterior.record
     record.seed = spec.seed
     record.history = _history(result.history, rows)
     longest = max(result.modes.values(), key=itemgetter(0), default=[0, None])
     record.diagnostics |= {
-        "engine": short.engine.kind, "mode": longest[1], "engine_reason": short.engine.reason,
-        "precision": short.engine.precision,
-        "seconds": seconds, "steps": result.done,
+        **run.computed_by(), "mode": longest[1], "seconds": seconds, "steps": result.done,
     }  # fmt: skip
-    if run.problem.model is not None and run.net.at_rest:
-        record.diagnostics["trunk"] = "in every pass" if short is run else "once"
     record.stats = {
         name: torch.stack(values, 1)[rows] for name, values in result.stats.items()
         if len(values) == len(result.kept or ())
@@ -115,30 +90,27 @@ def _posterior(
     if spec.hyper:
         record.metadata["hyper"] = {k: repr(v) for k, v in spec.hyper.items()}
     _check_divergence(posterior, part, result, rows)
-    if isinstance(run.data, Data):
-        first, held_out = part.split_of[0], run.data.validation
-        record.diagnostics["rows"] = len(run.data.rows[first])
+    if isinstance(whole.data, Data):
+        first, held_out = part.split_of[0], whole.data.validation
+        record.diagnostics["rows"] = len(whole.data.rows[first])
         if held_out is not None and len(set(part.split_of)) > 1:  # together they have all rows
             record.diagnostics["rows"] += len(held_out[first])
-        if run.data.validation is not None and not run.data.tasks:
-            each = posteriors_by_split(posterior, method, short, rows, result)
-            if short is not run:
-                for one, _ in each:
-                    with_whole_network(one, part)
+        if whole.data.validation is not None and not whole.data.tasks:
+            each = posteriors_by_split(posterior, method, run, rows, result)
             if parts:
                 posterior = each[0][0]
                 posterior.record = record
             stopped = bool(result.best_step)
             gain, noise = calibrate_on_held_out(posterior, each, method, part, stopped, parts)
-            choices = _choices(posterior, run, result, rows)
+            choices = _choices(posterior, whole, result, rows)
             choices = choices._replace(calibration=gain, noise=noise)
-            scores = evaluate_held_out(posterior, each, run, choices, parts)
-            compare_with_yardsticks(posterior, scores, run)
-        if method.shrinks and not parts and not run.data.tasks:
+            scores = evaluate_held_out(posterior, each, whole, choices, parts)
+            compare_with_yardsticks(posterior, scores, whole)
+        if method.shrinks and not parts and not whole.data.tasks:
             check_prior_collapse(posterior, part)
-        if result.best_step and run.data.validation is not None:
+        if result.best_step and whole.data.validation is not None:
             # needed to interpret the sums over held-out rows in the history
-            held = run.data.held_out_rows().total_weight(run.split_of)
+            held = whole.data.held_out_rows().total_weight(whole.split_of)
             stopping: Stopping = {
                 "kept_step": result.best_step[rows], "rows": held.tolist()[rows],
             }  # fmt: skip

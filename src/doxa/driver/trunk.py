@@ -38,7 +38,6 @@ from doxa.engine.engine import Count, threads_for
 from doxa.errors import StoreError
 from doxa.method import Method, Run
 from doxa.model.trunk import Split
-from doxa.posterior import Posterior
 from doxa.store.tensors import bytes_of
 
 log = logging.getLogger("doxa")
@@ -61,6 +60,47 @@ class TrunkOutputs:
 
     keep: bool | str | Path = True
     _found: list[tuple[Data, Split, Data, str]] = field(default_factory=list)
+
+    def trained(self, run: Run, method: Method) -> Run:
+        """Replace a run by that of the trained part on the outputs of the frozen trunk.
+
+        Parameters
+        ----------
+        run : Run
+            The run of the whole network on the user's data.
+        method : Method
+            The method.
+
+        Returns
+        -------
+        Run
+            The run of the trained part, or the given run if the outputs are not computed once. Its
+            engine is the requested one, or is selected again for this run.
+        """
+        short = self._shortened(run, method)
+        engine = select_engine(short, run.settings.engine, method, run.engine.precision)
+        return replace(short, engine=engine)
+
+    def _shortened(self, run: Run, method: Method) -> Run:
+        data = run.data
+        if self.keep is False:
+            return run
+        if not isinstance(data, Data) or data.tasks or method.reads_inputs(run):
+            name = method.name
+            log.info("the frozen trunk is computed in every pass: %s reads the inputs", name)
+            return run
+        x, _ = data.take(data.rows[0][:2], torch.tensor(0))
+        split = run.net.split(x)
+        found = None if split is None else self.of(run, split)
+        if split is None or found is None:
+            return run
+        own, place = found
+        log.info("the outputs of the frozen trunk are computed once for the data (%s)", place)
+        one = own.take(own.rows[0][:1], torch.tensor(0))[0]
+        return replace(
+            run, problem=replace(run.problem, model=split.head), data=own, shortened_from=run,
+            inputs=tree_map(lambda t: list(t.shape[1:]), one),
+        )  # fmt: skip
 
     def of(self, run: Run, split: Split) -> tuple[Data, str] | None:
         """The data of a run with the trunk's outputs in place of x.
@@ -93,63 +133,6 @@ class TrunkOutputs:
             return None
         self._found.append((run.rows, split, *found))
         return found
-
-
-def on_trunk_outputs(run: Run, method: Method) -> Run:
-    """Replace a run by that of the trained part on the outputs of the frozen trunk.
-
-    Parameters
-    ----------
-    run : Run
-        The run of the whole network on the user's data.
-    method : Method
-        The method.
-
-    Returns
-    -------
-    Run
-        The run of the trained part, or the given run if the outputs are not computed once. Its
-        engine is the requested one, or is selected again for this run.
-    """
-    short = _on_trunk_outputs(run, method)
-    engine = select_engine(short, run.settings.engine, method, run.engine.precision)
-    return replace(short, engine=engine)
-
-
-def _on_trunk_outputs(run: Run, method: Method) -> Run:
-    outputs: TrunkOutputs | None = run.settings.trunk_outputs
-    data = run.data
-    if outputs is None or outputs.keep is False:
-        return run
-    if not isinstance(data, Data) or data.tasks or method.reads_inputs(run):
-        log.info("the frozen trunk is computed in every pass: %s reads the inputs", method.name)
-        return run
-    x, _ = data.take(data.rows[0][:2], torch.tensor(0))
-    split = run.net.split(x)
-    found = None if split is None else outputs.of(run, split)
-    if split is None or found is None:
-        return run
-    own, place = found
-    log.info("the outputs of the frozen trunk are computed once for the data (%s)", place)
-    one = own.take(own.rows[0][:1], torch.tensor(0))[0]
-    return replace(
-        run, problem=replace(run.problem, model=split.head), data=own,
-        inputs=tree_map(lambda t: list(t.shape[1:]), one),
-    )  # fmt: skip
-
-
-def with_whole_network(posterior: Posterior, run: Run) -> None:
-    """Change the posterior of the trained part into one of the whole network on the user's inputs.
-
-    Parameters
-    ----------
-    posterior : Posterior
-        The posterior of the trained part. It is changed in place.
-    run : Run
-        The run of the whole network, with the same members.
-    """
-    own = run.common(posterior.method)
-    posterior.of_network(own["model"], own["inputs"], own["scales"])
 
 
 def _same_rows(one: Data, other: Data) -> bool:

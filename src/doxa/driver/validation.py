@@ -546,8 +546,8 @@ def posteriors_by_split(
     each: PosteriorsBySplit = []
     for m, split in zip(range(part.start, part.stop), splits, strict=True):
         own = slice(m, m + 1)
-        alone = method.finish(
-            run.select_members(own), slice_state(result.state, own), result.draws(own)
+        alone = run.select_members(own).posterior(
+            method, slice_state(result.state, own), result.draws(own)
         )
         alone.record.seed = posterior.record.seed
         each.append((alone, split))

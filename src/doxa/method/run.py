@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
@@ -41,12 +42,14 @@ from doxa.method.state import (
 )
 from doxa.model import Model, likelihood_parameters
 from doxa.model.model import LogDensity, Problem
+from doxa.model.trunk import remembered
 from doxa.noise import Noise
 from doxa.optim import Adam, Optimizer
 from doxa.priors import BoundPrior, Normal, Prior
 
 if TYPE_CHECKING:
     from doxa.method.method import Method
+    from doxa.posterior import Posterior
 
 
 FEWEST_HELD_OUT = 10  # effective number of held-out rows; fewer do not stop a member's training
@@ -94,7 +97,7 @@ class FitSettings:
     checkpoint_seconds: float = 30.0
     draws_budget: int | None = None  # bytes of kept draws in memory; None: a quarter of free memory
     engine: Any = "auto"  # the engine that was requested
-    trunk_outputs: Any = None  # of a frozen trunk, computed once (`driver/trunk.py`); None: never
+    trunk_outputs: Any = None  # computes those of a frozen trunk once (`driver/trunk.py`)
     # Results of cross-fitting, for a fit to all rows (`driver/cross_fit.py`):
     stop_at: Mapping[int, Sequence[int]] = field(default_factory=dict)  # {stage: last step, [M]}
     held_out_noise: Tensor | None = None  # the likelihood's parameters, [M, ...]
@@ -126,6 +129,7 @@ class Run:
     # The effective number of held-out rows of each run, if its members hold out different rows that
     # are too few for one member: they share a stopping step and a noise estimate. Otherwise None.
     pooled_rows: Sequence[float] | None = None
+    shortened_from: Self | None = None  # the run of the whole network, if this one has no trunk
     size: int = field(init=False)  # M
     device: torch.device = field(init=False)
     dtype: torch.dtype = field(init=False)
@@ -162,6 +166,43 @@ class Run:
         eager = engine.kind == "loop" and engine.mode in (None, "eager")
         network = self.problem.model is not None and not self.particle_of
         return eager and network and self.device.type == "cpu" and self.layout.size >= LARGE
+
+    @property
+    def whole(self) -> Self:
+        """The run of the whole network on the user's rows: this one, unless it is the run of the
+        part after a frozen trunk."""
+        return self if self.shortened_from is None else self.shortened_from
+
+    def trained(self, method: Method) -> Self:
+        """The run that is trained: this one, or that of the part after a frozen trunk, on the
+        outputs of the trunk. Its `whole` is this one."""
+        if self.problem.model is None or not self.net.at_rest:
+            return self
+        found: Self = self.settings.trunk_outputs.trained(self, method)
+        return found
+
+    def posterior(self, method: Method, state: State, kept: Tensor | None) -> Posterior:
+        """The posterior of a method at a state of the training, for inputs of the whole network."""
+        found = method.finish(self, state, kept)
+        if self.shortened_from is not None:
+            own = self.shortened_from.common(method)
+            found.of_network(own["model"], own["inputs"], own["scales"])
+        return found
+
+    def evaluation(self) -> AbstractContextManager[None]:
+        """A context for predictions of the same rows by several posteriors."""
+        return nullcontext() if self.shortened_from is None else remembered()
+
+    def computed_by(self) -> dict[str, Any]:
+        """How the fit was computed, for its record."""
+        engine = self.engine
+        facts = {
+            "engine": engine.kind, "engine_reason": engine.reason, "precision": engine.precision,
+        }  # fmt: skip
+        model = self.whole.problem.model
+        if model is not None and model.at_rest:
+            facts["trunk"] = "in every pass" if self.shortened_from is None else "once"
+        return facts
 
     @property
     def steps(self) -> int:
@@ -283,6 +324,7 @@ class Run:
                 prior=self.prior[rows] if self.prior.runs else self.prior,
                 initial=None if self.initial is None else self.initial[rows],
                 data=self.data.members(rows), particle_of=self.particle_of[rows],
+                shortened_from=self.shortened_from and self.shortened_from.select_members(rows),
             )  # fmt: skip
         part: Self = self.cached[key]
         return part

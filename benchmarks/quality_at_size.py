@@ -40,7 +40,7 @@ from doxa import text
 from doxa.evaluate import auroc, ece
 
 RESULTS = Path(__file__).parent / "results" / "quality_at_size.json"
-ROWS, TEST, OUTSIDE, EPOCHS, RATE, BATCH = 2000, 1000, 500, 12, 2e-3, 64
+ROWS, TEST, OUTSIDE, EPOCHS, RATE, BATCH = 4000, 1000, 500, 12, 2e-3, 64
 SAMPLES = 20  # of the methods that draw weights; the others predict with their members
 DRAWN = {"laplace-last-layer", "laplace-kronecker", "swag", "ivon", "lora-laplace", "lora-swag",
          "lora-ivon"}  # fmt: skip

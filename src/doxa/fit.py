@@ -164,6 +164,8 @@ class Compute:
         Bytes of memory for the draws that samplers keep. Draws beyond it are kept on disk.
     trunk_outputs : bool, str or Path
         Whether the outputs of a frozen trunk are computed once, or a folder in which they stay.
+    recompute : str or sequence of str, optional
+        "blocks", or names of layers: their activations are not kept for the backward pass.
 
     Examples
     --------
@@ -178,6 +180,7 @@ class Compute:
     engine: Any = "auto"
     draws_budget: int | None = None
     trunk_outputs: bool | str | Path = True
+    recompute: str | Sequence[str] | None = None
 
     def __repr__(self) -> str:
         return _changed(self)
@@ -285,6 +288,7 @@ class FitOptions(TypedDict, total=False):
     checkpoint_every: float
     draws_budget: int | None
     trunk_outputs: bool | str | Path
+    recompute: str | Sequence[str] | None
     progress: bool | None
     engine: str | Engine
     callbacks: Sequence[Callback]
@@ -358,6 +362,7 @@ def fit(
     checkpoint_every: float = 30.0,
     draws_budget: int | None = None,
     trunk_outputs: bool | str | Path = True,
+    recompute: str | Sequence[str] | None = None,
     progress: bool | None = None,
     engine: str | Engine = "auto",
     callbacks: Sequence[Callback] = (),
@@ -490,6 +495,13 @@ def fit(
         free memory. They are deleted after the fit. A folder keeps them for later fits with the
         same rows and the same trunk. False computes the trunk in every pass. The results are the
         same up to rounding. Rows that a Dataset changes at random are never kept.
+    recompute : str or sequence of str, default None
+        Parts of the network whose activations are not kept for the backward pass, which computes
+        them again: less memory, at most one more forward pass per step, the same gradient
+        (gradient checkpointing). "blocks": the blocks in `nn.Sequential` and `nn.ModuleList`
+        modules, or segments of a long `nn.Sequential` of single layers. Otherwise names or patterns
+        of layers, such as "transformer.h.*". Members are then computed one at a time, and steps are
+        eager.
     progress : bool, default None
         Whether to show progress: a bar if standard error is a terminal, otherwise plain lines at
         growing intervals. None means to show the bar on a terminal, and nothing otherwise.
@@ -714,6 +726,13 @@ def read_call(arguments: Mapping[str, Any]) -> Call:
             f"the objective of {method.name} is not a sum over rows: its gradient cannot be "
             "accumulated over pieces of a batch; do not set microbatch"
         )
+    if options.recompute is not None and options.engine != "auto":
+        engine = Engine.parse(options.engine)
+        if (engine.kind, engine.mode or "eager") != ("loop", "eager"):
+            raise MethodError(
+                f"recompute= needs one member at a time and eager steps, and engine="
+                f"{engine.label!r} computes otherwise: remove engine=, or use engine='loop'"
+            )
     given = Given.read(options.data, options.sample_weight, options.groups, time)
     if time is not None and isinstance(validation, tuple | list):
         raise MethodError(
@@ -741,6 +760,7 @@ def read_call(arguments: Mapping[str, Any]) -> Call:
         given,
         specs,
         options.trunk,
+        options.recompute,
     )
     network, original = problem.model, problem
     device, dtype = options.device, options.dtype
@@ -890,10 +910,12 @@ def _steps(steps: int | None, epochs: float | None, method: Method, epoch: int) 
 
 def build_problem(
     model: Any, method: Method, likelihood: Any, prior: Any, subset: Subset | None, given: Given,
-    specs: Sequence[RunSpec], trunk: str | Sequence[str] | None = None,
+    specs: Sequence[RunSpec], trunk: str | Sequence[str] | None = None, recompute: Any = None,
 ) -> tuple[Problem, Likelihood, Inferred | None]:  # fmt: skip
     """The problem, its likelihood, and how the likelihood was inferred (None if it was given)."""
-    problem, inferred = _problem(model, method, likelihood, prior, subset, given, specs, trunk)
+    problem, inferred = _problem(
+        model, method, likelihood, prior, subset, given, specs, trunk, recompute
+    )
     network = problem.model
     noise_model = (
         network.likelihood if network
@@ -911,10 +933,12 @@ def build_problem(
 
 def _problem(
     model: Any, method: Method, likelihood: Any, prior: Any, subset: Subset | None, given: Given,
-    specs: Sequence[RunSpec], trunk: str | Sequence[str] | None,
+    specs: Sequence[RunSpec], trunk: str | Sequence[str] | None, recompute: Any,
 ) -> tuple[Problem, Inferred | None]:  # fmt: skip
     """The problem, and how its likelihood was inferred (None if it was given)."""
     if model is None:
+        if recompute is not None:
+            raise ModelError("recompute= names layers of a network, and there is no network")
         if method.needs_network:
             raise ModelError(
                 f"{method.name} needs a network; only linear and process methods do not"
@@ -934,6 +958,8 @@ def _problem(
         network = Model(model, likelihood, prior, subset or "all", trunk=trunk)
     if sum(p.numel() for p in network.net.parameters()) >= LARGE:
         network.share(model.net if isinstance(model, Model) else model)
+    if recompute is not None:
+        network.recompute_parts(recompute)
     inferred = None
     if not any("likelihood" in spec.hyper for spec in specs):  # otherwise the grid has them
         try:

@@ -79,6 +79,13 @@ class drawing(TorchDispatchMode):  # noqa: N801  (a context, like torch.no_grad)
         self._seed = digest(*parts) & 0xFFFFFFFF
         self._generators: dict[torch.device, torch.Generator] = {}
 
+    def from_here(self) -> drawing:
+        """A context that draws the numbers which this one would draw next."""
+        new = drawing()
+        new._seed = self._seed
+        new._generators = {d: own.clone_state() for d, own in self._generators.items()}
+        return new
+
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         """torch would load its compiler for the first operation of a context, to exclude this class

@@ -427,6 +427,8 @@ def choose_engine(
     """Choose an engine by rule, from the amount of work only. Members with the same weights, which
     differ in the noise of layers, share convolutions: these run once, or on all rows as one
     batch."""
+    if model.recomputed:
+        return Engine("loop", reason="parts of the network are computed again")
     kinds = [type(m) for m in model.net.modules()]
     if any(issubclass(k, _UNSTACKABLE) for k in kinds):
         return Engine("loop", None, reason="recurrent layers do not run under vmap")

@@ -121,6 +121,9 @@ class Workload:
         Numbers per weight that the optimiser keeps.
     parts : bool
         Whether the members are networks that each leave out a part of the rows, before the fit.
+    recomputed : int
+        What `activations` would be with recompute="blocks"; 0 if it is not known, or if parts are
+        computed again already.
     """
 
     members: int
@@ -141,6 +144,7 @@ class Workload:
     microbatch: int | None = None
     moments: int = 2
     parts: bool = False
+    recomputed: int = 0
 
     @classmethod
     def of(
@@ -151,11 +155,13 @@ class Workload:
         model = problem.model
         brought = sum(module.layout.size for module in problem.modules.values())
         uncertain = weights = problem.layout.size
-        features = activations = 0
+        features = activations = recomputed = 0
         if model is not None:
             brought += model.layers.size
             uncertain = problem.layout.select(model.subset_names).size
-            activations = model.row_bytes
+            activations, recomputed = model.row_bytes, model.recomputed_bytes
+            if model.recomputed:
+                activations, recomputed = recomputed or activations, 0
             last = [e.shape for e in problem.layout.entries if e.name == f"{model.head}.weight"]
             features = last[0][-1] if last else 0
         if draws_budget is None:
@@ -164,7 +170,7 @@ class Workload:
             members, weights, uncertain, brought, max(map(len, data.rows)), _count(inputs),
             _count(output), features, batch, torch.finfo(data.dtype).bits // 8, draws_budget,
             by_tensor, data.validation is not None, activations, at_once, microbatch, moments,
-            parts,
+            parts, recomputed,
         )  # fmt: skip
 
     @property
@@ -234,6 +240,8 @@ def smaller_plans(method: Method, work: Workload) -> dict[str, int]:
             single if work.parts else work, held_out=False
         ),
     }
+    if work.recomputed:
+        changes['recompute="blocks"'] = replace(work, activations=work.recomputed, at_once=1)
     if not work.parts:
         changes["one member at a time, with members=[0], members=[1], …"] = single
     if work.features and work.uncertain > (last := (work.features + 1) * work.outputs):

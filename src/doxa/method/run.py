@@ -41,6 +41,7 @@ from doxa.method.state import (
     target,
 )
 from doxa.model import Model, likelihood_parameters
+from doxa.model.functional import recomputing
 from doxa.model.model import LogDensity, Problem
 from doxa.model.trunk import remembered
 from doxa.noise import Noise
@@ -218,6 +219,12 @@ class Run:
     def stops_early(self) -> bool:
         """Whether held-out rows stop the training, here or in the cross-fitting before."""
         return self.data.validation is not None or bool(self.settings.stop_at)
+
+    def recomputing(self) -> AbstractContextManager[None]:
+        """The context of an objective whose gradient is taken: the backward pass computes the parts
+        of the network again that `fit(recompute=)` names."""
+        model = self.problem.model
+        return nullcontext() if model is None or not model.recomputed else recomputing()
 
     def over_run(self, values: Tensor) -> Tensor:
         """The mean of the values [M, ...] over the members of each run, for each member.

@@ -289,7 +289,7 @@ def of_subset(objective: Objective, name: str = "theta") -> Objective:
 def differentiated(
     run: Run, objective: Objective, params: State, batch: Batch, clock: Clock, over: Sequence[str]
 ) -> tuple[Tensor, State, State]:
-    with torch.enable_grad():
+    with torch.enable_grad(), run.recomputing():
         leaves = {name: params[name].detach().requires_grad_() for name in over}
         value, changed, *rest = objective(run, {**params, **leaves}, batch, clock)
         known: AnalyticGradient | None = rest[0] if rest else None
@@ -452,7 +452,7 @@ def _gradient(
 ) -> tuple[list[TensorGradient], Tensor, State]:  # fmt: skip
     own, rows = run.select_members(part), batch if run.size == 1 else batch.members(part)
     theta = params["theta"][part].detach()
-    with torch.enable_grad():
+    with torch.enable_grad(), run.recomputing():
         row = SplitRow.of(theta, run.layout)
         given = {**slice_state(params, part), "theta": row}
         value, changed, *rest = objective(own, given, rows, clock)

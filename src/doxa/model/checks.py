@@ -29,14 +29,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
 from doxa.data import cast
 from doxa.errors import ModelError
 from doxa.likelihoods import Heads, Inferred, Likelihood, assumed, infer
 from doxa.linalg.layout import Params
+from doxa.model.inspection import with_tensors
 from doxa.model.model import Inputs, Model
 from doxa.noise import Noise
 
@@ -205,7 +205,8 @@ def check_gradient_flow(model: Model, start: Tensor, x: Any) -> Any:
                 "the network computes a part of its forward pass again in the backward pass, as "
                 "torch.utils.checkpoint does: that part would have the network's own weights in "
                 "place of those that are fitted, and wrong gradients. Switch it off "
-                "(gradient_checkpointing_disable() in transformers); microbatch= saves memory, too"
+                "(gradient_checkpointing_disable() in transformers), and pass recompute='blocks', "
+                "which does the same with the right weights; microbatch= saves memory, too"
             )
     suspects = _without_gradient(leaves, found)
     if suspects:
@@ -237,28 +238,16 @@ def _gradients(leaves: Params, f: Any) -> list[Tensor | None]:
         return list(torch.autograd.grad(total, list(leaves.values()), allow_unused=True))
 
 
-class _Around(nn.Module):
-    """A network, around which a function is called."""
-
-    def __init__(self, net: nn.Module) -> None:
-        super().__init__()
-        self.net = net
-
-    def forward(self, call: Callable[[], list[Tensor | None]]) -> list[Tensor | None]:
-        return call()
-
-
 def _with_nan_weights(
     model: Model, leaves: Params, call: Callable[[], list[Tensor | None]]
 ) -> list[Tensor | None]:
     """The result of a call during which the network's own weights are NaN. A backward pass does not
     use them, unless it computes a part of the forward pass again."""
     nan = {
-        f"net.{k}": v.new_full((), torch.nan, requires_grad=True).expand(v.shape)
-        for k, v in leaves.items()
+        k: v.new_full((), torch.nan, requires_grad=True).expand(v.shape) for k, v in leaves.items()
     }
     with model.turn:
-        found: list[Tensor | None] = functional_call(_Around(model.net), nan, (call,))
+        found: list[Tensor | None] = with_tensors(model.net, nan, call)
     return found
 
 

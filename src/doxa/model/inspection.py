@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_flatten
 
@@ -319,6 +320,22 @@ def probe(
         return new is not value or new._version != version or not torch.equal(new, values)
 
     return tuple(name for name, value in before.items() if changed(name, value)), numbers.drew
+
+
+class _Whole(nn.Module):
+    """A network, around which a function is called."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, call: Callable[[], Any]) -> Any:
+        return call()
+
+
+def with_tensors(net: nn.Module, tensors: Mapping[str, Any], call: Callable[[], Any]) -> Any:
+    """The result of a call during which a network has other tensors."""
+    return functional_call(_Whole(net), {f"net.{k}": v for k, v in tensors.items()}, (call,))
 
 
 def bytes_per_row(forward: Callable[..., Any], buffers: Params, one: Any, two: Any) -> int:

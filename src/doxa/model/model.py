@@ -47,8 +47,15 @@ from torch.utils._pytree import tree_map
 from doxa import likelihoods, nets
 from doxa.errors import DoxaError, MethodError, ModelError, deprecated
 from doxa.likelihoods import Heads
-from doxa.linalg.layout import Entry, Layout, Params
-from doxa.model.functional import Functional
+from doxa.linalg.layout import LARGE, Entry, Layout, Params
+from doxa.model.functional import (
+    Functional,
+    Part,
+    check_parts,
+    find_parts,
+    parts_of_pass,
+    recomputed_bytes,
+)
 from doxa.model.inspection import (
     Start,
     bytes_per_row,
@@ -298,6 +305,7 @@ class Model:
         self.trunk: Trunk | None = None  # after `build`
         self.at_rest: tuple[str, ...] = ()  # layers of the trunk, always in evaluation mode
         self.whole: Model | None = None  # the network that this one is the trained part of
+        self.recompute: Any = None  # layers whose activations the backward pass computes again
         self.output: Any = None  # the shape of the output for one row, after `build`
         self.rows_first = True  # rows are the first axis in all layers with noise or parameters
         self.sites: dict[str, Site] = {}  # the noise of layers, by buffer
@@ -307,6 +315,7 @@ class Model:
         self.widths: list[tuple[str, int]] = []  # output size of each layer for one row, in order
         self.calls: dict[str, tuple[Shape | None, ...]] = {}  # each layer's inputs for one row
         self.row_bytes = 0  # what a pass keeps for its backward pass, for one row
+        self.recomputed_bytes = 0  # the same if blocks are computed again; 0: not known
         self.written: tuple[str, ...] = ()  # buffers that training writes, besides BatchNorm's
         self.drew = False  # whether a training pass drew random numbers itself
         self.given_facts: dict[str, Any] | None = None  # `facts` before a method's `prepare`
@@ -328,6 +337,9 @@ class Model:
         # buffers that training changes; each member has its own copy
         self.tracked = (*self.momenta, *(name for name in self.written if name in self.fixed))
         self.draws = self.drew or draws_itself(self.net, self.at_rest)
+        self.recomputed: tuple[Part, ...] = ()
+        if self.recompute is not None:
+            self.recomputed = find_parts(self.net, self.recompute, self.at_rest)
         self.forget("layout", "layers", "plan", "bound_prior", "parts")
 
     def __getstate__(self) -> dict[str, Any]:
@@ -360,6 +372,13 @@ class Model:
             for p in self.net.parameters():
                 p.data = p.data.clone()
         self.shares = False
+
+    def recompute_parts(self, given: Any) -> None:
+        """Compute the activations of these parts again in the backward pass; an error if there are
+        none (`doxa.model.functional`)."""
+        check_parts(self, given)
+        self.recompute = given
+        self.derive()
 
     def unseen(self) -> Self:
         """A copy with its own network, before `build`."""
@@ -510,8 +529,11 @@ class Model:
         self.masked = masked_layers(trace.order, trace.dropouts) if trace.dropouts else {}
         self._find_trunk(two)
         self.written, self.drew = probe(self.net, self.momenta, two, self.at_rest)
-        self.row_bytes = bytes_per_row(self.forward, self.scratch(), row, two)
         self.derive()
+        self.row_bytes = bytes_per_row(self.forward, self.scratch(), row, two)
+        if self.recomputed or self.layout.size >= LARGE:
+            parts = self.recomputed or find_parts(self.net, "blocks", self.at_rest)
+            self.recomputed_bytes = recomputed_bytes(self, parts, self.scratch, row, two)
         return self
 
     def _find_trunk(self, x: Inputs) -> None:
@@ -610,15 +632,21 @@ class Model:
         args = () if isinstance(x, dict) else tuple(x) if isinstance(x, list) else x
         own = nullcontext() if who is None else drawing("forward", who)
         with self.turn, own:
-            if training != self.net.training:
-                self.net.train(training)
-                for layer in self.at_rest:
-                    self.net.get_submodule(layer).eval()
-            f = functional_call(self.net, tensors, args, x if isinstance(x, dict) else {})
+            self.set_mode(training)
+            parts = parts_of_pass(self, tensors, training, own) if self.recomputed else None
+            with parts or nullcontext():
+                f = functional_call(self.net, tensors, args, x if isinstance(x, dict) else {})
         f = pick(f, self.named, isinstance(self.likelihood, Heads))
         f = self.likelihood.arrange(f)
         given = {name: tensors[name] for name in self.terms if tensors[name] is not None}
         return Applied(f, given, {name: tensors[name] for name in learned})
+
+    def set_mode(self, training: bool) -> None:
+        """Put the network into training or evaluation mode. A frozen trunk stays in the latter."""
+        if training != self.net.training:
+            self.net.train(training)
+            for layer in self.at_rest:
+                self.net.get_submodule(layer).eval()
 
     def features(
         self,
@@ -681,7 +709,7 @@ class Model:
         own = None if self.default_prior else self.prior
         changed = Model(self.net, self.likelihood, own, subset or self.subset, output=self.named)
         changed.builder, changed.prior = self.builder, self.prior
-        changed.given_trunk = self.given_trunk
+        changed.given_trunk, changed.recompute = self.given_trunk, self.recompute
         if self.shares:
             changed.share(self.net)
         for name, module in list(changed.net.named_modules()):

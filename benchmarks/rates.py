@@ -1,9 +1,10 @@
 """The default learning rate on six kinds of networks, beside 0.01 with a cosine schedule.
 
     DOXA_DATA=... python -m benchmarks.rates [--steps 60] [--rows 512] [--only resnet-20,mlp]
+                                             [--method map]
 
-Each network has 100,000 weights or more, and is trained by `map` on a part of CIFAR-10 at 16 × 16
-pixels, in batches of 32. The table has the mean training loss at the end, in nats per row: with ten
+Each network has 100,000 weights or more, and is trained by a method on a part of CIFAR-10 at
+16 × 16 pixels, in batches of 32. The table has the mean training loss at the end, in nats per row: with ten
 classes, a constant prediction has 2.303. A loss above that is one of a network that diverged.
 """
 
@@ -133,12 +134,12 @@ def cnn() -> nn.Module:
     )  # fmt: skip
 
 
-def mlp() -> nn.Module:
-    sizes = [768, 1024, 1024, 1024, 1024, 1024]
+def mlp(width: int = 1024, depth: int = 5) -> nn.Module:
+    sizes = [768, *(width,) * depth]
     layers: list[nn.Module] = [nn.Flatten()]
     for inside, outside in itertools.pairwise(sizes):
         layers += [nn.Linear(inside, outside), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Linear(1024, 10))
+    return nn.Sequential(*layers, nn.Linear(width, 10))
 
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
@@ -148,6 +149,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "transformer": Patches,
     "gpt": GPT,
     "mlp": mlp,
+    "small mlp": lambda: mlp(128, 2),
 }
 
 
@@ -161,10 +163,12 @@ def data(rows: int) -> tuple[Tensor, Tensor]:
     return x, torch.from_numpy(classes)[some].long()
 
 
-def trained(net: nn.Module, x: Tensor, y: Tensor, steps: int, **options: float | str) -> float:
+def trained(
+    net: nn.Module, x: Tensor, y: Tensor, steps: int, method: str = "map", **options: float | str
+) -> float:
     """The mean loss on the training rows after a fit, in nats per row."""
     posterior = doxa.fit(
-        net, (x, y), "map", steps=steps, batch_size=32, likelihood="categorical", progress=False,
+        net, (x, y), method, steps=steps, batch_size=32, likelihood="categorical", progress=False,
         validation=None, **options,  # type: ignore[arg-type]
     )  # fmt: skip
     return float(-posterior.predict(x).log_prob(y).mean())
@@ -175,6 +179,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--rows", type=int, default=512)
     parser.add_argument("--only", default=",".join(NETWORKS))
+    parser.add_argument("--method", default="map")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     x, y = data(arguments.rows)
@@ -182,11 +187,14 @@ def main() -> None:
         torch.manual_seed(0)
         net = NETWORKS[name]()
         size = sum(p.numel() for p in net.parameters())
-        before = trained(net, x, y, arguments.steps, lr=0.01, schedule="cosine")
-        after = trained(net, x, y, arguments.steps)
-        rate = f"{0.01 * rate_for(net)[0]:g}"
+        method, steps = arguments.method, arguments.steps
+        factor, schedule = rate_for(net)
+        usual = doxa.get_method(method).default_rate
+        before = trained(net, x, y, steps, method, lr=usual, schedule="cosine")
+        after = trained(net, x, y, steps, method, lr=factor * usual, schedule=schedule)
         print(
-            f"{name:18s} {size:9,} weights: {before:8.3f} at 0.01, {after:6.3f} at {rate}",
+            f"{method:12s} {name:18s} {size:9,} weights: {before:8.3f} at {usual:g}, "
+            f"{after:6.3f} at {factor * usual:g}",
             flush=True,
         )
 

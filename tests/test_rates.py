@@ -59,6 +59,17 @@ def test_a_fit_takes_it_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     assert torch.equal(points(small), points(small, lr=0.01, schedule="cosine"))
 
 
+def test_a_schedule_that_is_written_out_is_used_as_it_is() -> None:
+    net = wide()
+    cosine = points(net, schedule="cosine")
+    assert torch.equal(cosine, points(net, lr=0.001, schedule="cosine"))
+    assert not torch.equal(cosine, points(net))  # which has a warm-up
+    assert torch.equal(cosine, points(net, training=doxa.Training(schedule="cosine")))
+    assert torch.equal(points(net, lr=0.001), cosine)  # the schedule of a given rate has none
+    made = doxa.sklearn.BayesianClassifier("map", net=net)
+    assert made.schedule is None
+
+
 @pytest.mark.parametrize("options", [{"lr": 0.01}, {"optimizer": "sgd"}])
 def test_what_is_given_stays(options: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "doxa"):

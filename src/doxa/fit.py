@@ -117,9 +117,10 @@ class Training:
         Passes over the training rows.
     lr : float, optional
         Learning rate. Default: the method's, and for a large network a smaller one with warm-up.
-    schedule : str or callable
+    schedule : str or callable, optional
         "constant", "cosine" or "linear", each also with the prefix "warmup-", or a function from
-        the fraction of steps done to a multiplier of `lr`.
+        the fraction of steps done to a multiplier of `lr`. Default: "cosine", and for a large
+        network "warmup-cosine".
     optimizer : {"adam", "sgd"} or Optimizer
         The optimiser, by name or as an object with its settings.
     patience : int
@@ -137,7 +138,7 @@ class Training:
     steps: int | None = None
     epochs: float | None = None
     lr: float | None = None
-    schedule: Any = "cosine"
+    schedule: Any = None
     optimizer: Any = "adam"
     patience: int = 20
 
@@ -354,7 +355,7 @@ def fit(
     steps: int | None = None,
     epochs: float | None = None,
     lr: float | None = None,
-    schedule: Any = "cosine",
+    schedule: Any = None,
     optimizer: str | Optimizer = "adam",
     training: Training | None = None,
     compute: Compute | None = None,
@@ -470,10 +471,13 @@ def fit(
     lr : float, default None
         The learning rate. None means the method's default. For a network of 100,000 trained weights
         or more, methods that train by Adam then take a tenth of it, or 0.03 of it if most layers
-        are normalised by row (transformers), with warm-up: see `doxa.optim.rate_for`.
-    schedule : str or callable, default "cosine"
+        are normalised by row (transformers): see `doxa.optim.rate_for`. A rate that is given is
+        used as it is.
+    schedule : str or callable, default None
         The learning rate over time: "constant", "cosine" or "linear", each also with the prefix
-        "warmup-", or a function from the fraction of steps done to a multiplier of `lr`.
+        "warmup-", or a function from the fraction of steps done to a multiplier of `lr`. None means
+        "cosine", and "warmup-cosine" where `lr` is not given either and the network is a large one,
+        as above. A schedule that is given is used as it is.
     optimizer : {"adam", "sgd"} or Optimizer, default "adam"
         The optimiser, by name or as an object with its settings.
     training : Training, default None
@@ -541,7 +545,7 @@ def fit(
         call.parts, in_order, folder, began,
     )  # fmt: skip
     posteriors = fits.evaluated(Variant(problem, settings, specs))
-    plain = (steps, epochs, lr) == (None,) * 3 and (schedule, optimizer) == ("cosine", "adam")
+    plain = (steps, epochs, lr) == (None,) * 3 and (schedule, optimizer) == (None, "adam")
     further = None
     if auto and plain and settings.fresh and not in_order:
         further = alternatives_of(method, call.original, given, specs)
@@ -808,15 +812,16 @@ def _rate(
     options: SimpleNamespace, method: Method, network: Model | None, optimizer: Optimizer
 ) -> tuple[float, Any]:
     """The learning rate and its schedule: as given, or those that suit the network."""
+    schedule = "cosine" if options.schedule is None else options.schedule
     if options.lr is not None:
-        return options.lr, options.schedule
-    rate, schedule = method.default_rate, options.schedule
+        return options.lr, schedule
+    rate = method.default_rate
     if network is None or not method.rate_by_network or not isinstance(optimizer, Adam):
         return rate, schedule
     factor, shape = rate_for(network.net)
     if factor == 1.0:
         return rate, schedule
-    schedule = shape if schedule == "cosine" else schedule
+    schedule = shape if options.schedule is None else schedule
     log.info(
         "lr=%g, schedule=%r: the rule for a network of this size and kind", factor * rate, schedule
     )

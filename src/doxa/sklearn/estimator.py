@@ -237,7 +237,7 @@ class BayesianEstimator(BaseEstimator):
         steps: int | None = None,
         lr: float | None = None,
         batch_size: int | None = None,
-        schedule: Any = "cosine",
+        schedule: Any = None,
         optimizer: Any = "adam",
         validation: str | float | None = "auto",
         patience: int = 20,

@@ -4,8 +4,9 @@
                                              [--method map]
 
 Each network has 100,000 weights or more, and is trained by a method on a part of CIFAR-10 at
-16 × 16 pixels, in batches of 32. The table has the mean training loss at the end, in nats per row: with ten
-classes, a constant prediction has 2.303. A loss above that is one of a network that diverged.
+16 × 16 pixels, in batches of 32. The table has the mean training loss at the end, in nats per row:
+with ten classes, a constant prediction has 2.303. A loss above that is one of a network that
+diverged.
 """
 
 from __future__ import annotations

@@ -168,6 +168,7 @@ class FlowVI(DrawnWeights):
 
     name: ClassVar[str] = "flow-vi"
     half_precision: ClassVar[bool] = True
+    rate_by_network: ClassVar[bool] = True
 
     samples: int = whole(4, least=1)
     elbo_samples: int = whole(32, least=1)

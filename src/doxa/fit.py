@@ -167,6 +167,8 @@ class Compute:
         Whether the outputs of a frozen trunk are computed once, or a folder in which they stay.
     recompute : str or sequence of str, optional
         "blocks", or names of layers: their activations are not kept for the backward pass.
+    channels_last : bool
+        Whether images are in the memory format `torch.channels_last` in training.
 
     Examples
     --------
@@ -182,6 +184,7 @@ class Compute:
     draws_budget: int | None = None
     trunk_outputs: bool | str | Path = True
     recompute: str | Sequence[str] | None = None
+    channels_last: bool = False
 
     def __repr__(self) -> str:
         return _changed(self)
@@ -290,6 +293,7 @@ class FitOptions(TypedDict, total=False):
     draws_budget: int | None
     trunk_outputs: bool | str | Path
     recompute: str | Sequence[str] | None
+    channels_last: bool
     progress: bool | None
     engine: str | Engine
     callbacks: Sequence[Callback]
@@ -299,6 +303,7 @@ _checked = keywords(
     seed=checks.seed, standardize=checks.flag, patience=checks.whole, batch_size=checks.whole,
     microbatch=checks.whole, steps=checks.whole, epochs=checks.positive, lr=checks.positive,
     checkpoint_every=checks.seconds, draws_budget=checks.budget, callbacks=checks.functions,
+    channels_last=checks.flag,
 )  # fmt: skip
 
 
@@ -364,6 +369,7 @@ def fit(
     draws_budget: int | None = None,
     trunk_outputs: bool | str | Path = True,
     recompute: str | Sequence[str] | None = None,
+    channels_last: bool = False,
     progress: bool | None = None,
     engine: str | Engine = "auto",
     callbacks: Sequence[Callback] = (),
@@ -506,6 +512,10 @@ def fit(
         modules, or segments of a long `nn.Sequential` of single layers. Otherwise names or patterns
         of layers, such as "transformer.h.*". Members are then computed one at a time, and steps are
         eager.
+    channels_last : bool, default False
+        Whether images [N, C, H, W] are given to the network in the memory format
+        `torch.channels_last` in training, where members are computed one at a time. Convolutions
+        are often faster. The results are the same up to rounding; weights are stored as before.
     progress : bool, default None
         Whether to show progress: a bar if standard error is a terminal, otherwise plain lines at
         growing intervals. None means to show the bar on a terminal, and nothing otherwise.
@@ -801,6 +811,7 @@ def read_call(arguments: Mapping[str, Any]) -> Call:
         checkpoint_seconds=options.checkpoint_every, draws_budget=options.draws_budget,
         progress=sys.stderr.isatty() if options.progress is None else options.progress,
         engine=options.engine, trunk_outputs=TrunkOutputs(options.trunk_outputs),
+        channels_last=options.channels_last,
     )  # fmt: skip
     return Call(
         method, given, specs, problem, original, noise_model, inferred, settings, ids, earlier,

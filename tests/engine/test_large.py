@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import doxa
 from doxa.driver.loop import Driver
+from doxa.errors import MethodError, ModelError
 from doxa.method import Run
 
 PLACES = (
@@ -250,3 +251,54 @@ def test_the_rule_is_about_the_work(bounded: Any) -> None:
     assert found == {
         "loop 1": True, "stack 1": False, "loop:traced 1": False, "loop 1000000": False,
     }  # fmt: skip
+
+
+class Convolutional(nn.Module):
+    """Remembers whether what follows its first convolution is in the format channels_last."""
+
+    def __init__(self, look: bool, view: bool) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6)
+        self.last, self.look, self.view = nn.Linear(6 * 36, 1), look, view
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(self.first(x)).relu()
+        if self.look:  # vmap refuses the question
+            FORMATS.append(h.is_contiguous(memory_format=torch.channels_last))
+        return self.last(h.view(len(h), -1) if self.view else h.flatten(1))
+
+
+FORMATS: list[bool] = []
+
+
+def convolved(look: bool = True, view: bool = False, **options: Any) -> Any:
+    torch.manual_seed(1)
+    x = torch.randn(40, 3, 6, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    given = {
+        "members": 2, "steps": 10, "seed": 0, "validation": None, "engine": "loop",
+        "batch_size": 16, "likelihood": "gaussian", "progress": False,
+    } | options  # fmt: skip
+    FORMATS.clear()
+    return doxa.fit(Convolutional(look, view).double(), (x, x[:, 0, 0, 0]), "map", **given)
+
+
+def test_images_in_the_format_channels_last_give_the_same_steps() -> None:
+    """To rounding. The posterior predicts, and stores its weights, as without it."""
+    plain, found = convolved().point(), FORMATS.copy()
+    posterior = convolved(channels_last=True)
+    assert not any(found) and sum(FORMATS) >= 20  # every step of both members
+    assert float((plain - posterior.point()).abs().max()) < 1e-12
+    FORMATS.clear()
+    posterior.predict(torch.zeros(3, 3, 6, 6, dtype=torch.float64))
+    assert not any(FORMATS)
+    grouped = convolved(compute=doxa.Compute(channels_last=True))
+    assert torch.equal(grouped.point(), posterior.point())
+
+
+def test_a_format_that_cannot_be_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(MethodError, match="one at a time"):
+        convolved(False, channels_last=True, engine="stack")
+    convolved(False, channels_last=True, engine="auto")  # a narrow convolution is stacked
+    assert "channels_last has no effect" in caplog.text
+    with pytest.raises(ModelError, match="reshape in place of view"):
+        convolved(view=True, channels_last=True)

@@ -695,7 +695,10 @@ def select_engine(
         chosen = choose_engine(run.net, run.size * width, run.device)
     if own:
         return chosen
-    chosen = replace(chosen, half=precision == "bfloat16", tf32=precision == "tf32")
+    last = run.settings.channels_last
+    chosen = replace(
+        chosen, half=precision == "bfloat16", tf32=precision == "tf32", channels_last=last
+    )
     wide = run.expand_particles(width) if width > 1 else run
     size = min(run.settings.batch_size, 8)
     rows = Batches(run.rows, wide.split_of, wide.keys, size, "trial", most=1)
@@ -714,7 +717,17 @@ def select_engine(
     except DoxaError:
         raise
     except Exception as error:  # whatever the user's forward raises
-        raise ModelError(f"the network fails in training, on {rows.size} rows: {error}") from error
+        how = " in the format channels_last (reshape in place of view?)" if last else ""
+        raise ModelError(
+            f"the network fails in training, on {rows.size} rows{how}: {error}"
+        ) from error
+    if last and chosen.kind == "stack":
+        if requested != "auto":
+            raise MethodError(
+                "channels_last is for members that are computed one at a time: use engine='loop', "
+                "or do not set channels_last"
+            )
+        log.warning("channels_last has no effect: members are computed all at once")
     log.info("engine: %s (%s)", chosen.kind, chosen.reason)
     return replace(chosen, product=count.largest / rows.size)
 
@@ -735,6 +748,8 @@ def fingerprint(run: Run, method: Method, specs: Sequence[RunSpec]) -> str:
     }  # fmt: skip
     if run.engine.precision != "full":
         facts["precision"] = run.engine.precision
+    if run.settings.channels_last:
+        facts["channels_last"] = True
     if run.settings.microbatch is not None:
         facts["microbatch"] = run.settings.microbatch
     digest.update(json.dumps(facts, sort_keys=True).encode())

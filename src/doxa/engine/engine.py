@@ -275,6 +275,8 @@ class Engine:
         everything outside the network stay in full precision.
     tf32 : bool
         Whether a CUDA device rounds the operands of float32 products while a fit trains.
+    channels_last : bool
+        Whether "loop" gives images to the network in the memory format `torch.channels_last`.
     """
 
     kind: str = "stack"
@@ -285,6 +287,7 @@ class Engine:
     product: float = 0.0
     half: bool = False
     tf32: bool = False
+    channels_last: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in ("stack", "loop"):
@@ -358,7 +361,8 @@ class Engine:
             return Applied(out if has_axis else out.unsqueeze(0), terms, {})
         axes = {name: None if name in constant else 0 for name in params}
         if self.kind == "loop":
-            return _loop(model, params, axes, x, shared, buffers, training, who)
+            form = _channels_last if self.channels_last else None
+            return _loop(model, params, axes, x, shared, buffers, training, who, form)
         if not buffers and shared and all(a is None for a in axes.values()):
             return _add_axis(model.apply(params, x, training=training))
 
@@ -396,6 +400,12 @@ def _stacked(outputs: list[Any]) -> Any:
     return tree_map(lambda *parts: torch.stack(parts), *outputs)
 
 
+def _channels_last(x: Tensor) -> Tensor:
+    """Images [B, C, H, W] in the order [B, H, W, C] in memory; other inputs are unchanged. A
+    convolution keeps the order of its input, and so do layers by element and by channel."""
+    return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
+
+
 def _loop(
     model: Model,
     params: Mapping[str, Tensor],
@@ -405,6 +415,7 @@ def _loop(
     buffers: Mapping[str, Tensor],
     training: bool,
     who: Sequence[str] | None,
+    form: Callable[[Tensor], Tensor] | None = None,
 ) -> Applied:
     stacks = [*(v for k, v in params.items() if axes[k] == 0), *buffers.values()]
     members = stacks[0].shape[0] if stacks else 1
@@ -415,6 +426,7 @@ def _loop(
     outputs = []
     for m in range(members):
         rows = x if shared else tree_map(lambda t, m=m: t[m], x)
+        rows = rows if form is None else tree_map(form, rows)
         own, swapped = ({k: v[m] for k, v in tree.items()} for tree in (weights, given))
         name = None if who is None else who[m]
         outputs.append(model.apply(own, rows, buffers=swapped, training=training, who=name))

@@ -98,6 +98,7 @@ class FitSettings:
     checkpoint_seconds: float = 30.0
     draws_budget: int | None = None  # bytes of kept draws in memory; None: a quarter of free memory
     engine: Any = "auto"  # the engine that was requested
+    channels_last: bool = False  # the memory format of images in training
     trunk_outputs: Any = None  # computes those of a frozen trunk once (`driver/trunk.py`)
     # Results of cross-fitting, for a fit to all rows (`driver/cross_fit.py`):
     stop_at: Mapping[int, Sequence[int]] = field(default_factory=dict)  # {stage: last step, [M]}

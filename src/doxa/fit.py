@@ -466,6 +466,7 @@ def fit(
         The most rows whose gradient is computed at once. The gradient of a step is accumulated over
         pieces of this size: it is that of the whole batch, to rounding, and only the activations of
         one piece are in memory. BatchNorm has the statistics of each piece, which a warning says.
+        Methods whose components divide a batch take a multiple of their number, at least one each.
         None means all rows of a step at once.
     steps : int, default None
         The number of optimisation steps. None means the method's default, and with few rows, or if
@@ -678,7 +679,7 @@ class Call:
         work = Workload.of(
             problem, held, members, size, output, inputs, options.draws_budget,
             expects_by_tensor(problem, method, options.engine, members, self.device),
-            members * method.width if kind == "stack" else 1, options.microbatch,
+            members * method.width if kind == "stack" else 1, own.microbatch,
             len(own.optimizer.moments), ids != self.ids,
         )  # fmt: skip
         return found, own, work
@@ -807,7 +808,8 @@ def read_call(arguments: Mapping[str, Any]) -> Call:
         raise MethodError(f"trunk_outputs must be True, False or a folder, not {kind}")
     settings = FitSettings(
         rate=rate, optimizer=optimizer, fresh=fresh, begin=begin, schedule=schedule,
-        microbatch=options.microbatch, patience=options.patience, callbacks=options.callbacks,
+        microbatch=options.microbatch and method.piece_rows(options.microbatch),
+        patience=options.patience, callbacks=options.callbacks,
         checkpoint_seconds=options.checkpoint_every, draws_budget=options.draws_budget,
         progress=sys.stderr.isatty() if options.progress is None else options.progress,
         engine=options.engine, trunk_outputs=TrunkOutputs(options.trunk_outputs),

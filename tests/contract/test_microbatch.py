@@ -13,18 +13,11 @@ from doxa.errors import MethodError
 
 Check = Callable[..., None]
 
-DEALT = {
-    "rank1": "deals the rows of each piece out to its components",
-    "batch-ensemble": "deals the rows of each piece out to its components",
-}
-
 
 @pytest.mark.by_family
 def test_pieces_of_a_batch_give_the_same_posterior(
     case: Any, answers: Any, assert_close: Check
 ) -> None:
-    if case.name in DEALT:
-        pytest.skip(DEALT[case.name])
     data = case.data()
     size = len(data[1])
     if not doxa.get_method(case.name).sums_over_rows:

@@ -49,6 +49,17 @@ def test_pieces_add_up_to_the_batch(name: str, engine: str) -> None:
     assert not torch.equal(whole, weights(network(), CASES[name], engine=engine, seed=4))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["stack", "loop"])
+@pytest.mark.parametrize("method", ["map", doxa.BatchEnsemble(), doxa.Rank1()])
+def test_a_hundred_steps_are_those_of_the_batch(method: Any, engine: str) -> None:
+    """Components divide the rows of a batch of 20; pieces of at most 7 rows have 4 then."""
+    options = {"steps": 100, "members": 1, "engine": engine}
+    whole = weights(network(), method, **options)
+    pieces = weights(network(), method, microbatch=7, **options)
+    assert float((whole - pieces).abs().max()) < 1e-9
+
+
 def test_rows_with_weights_add_up() -> None:
     weight = torch.linspace(0.5, 2.0, 60)
     whole = weights(network(), "map", sample_weight=weight)

@@ -48,6 +48,10 @@ class Components(Method):
     def width(self) -> int:
         return self.components
 
+    def piece_rows(self, size: int) -> int:
+        """A multiple of K: the rows of a piece are those of the same components as in the batch."""
+        return max(1, size // self.components) * self.components
+
     @property
     def factor_std(self) -> float | None:
         """The initial standard deviation of the factors; None if they are points."""

@@ -705,6 +705,10 @@ class Method(metaclass=_Renaming):
         """Parameter vectors (particles) per member: the engine is chosen for members × width."""
         return 1
 
+    def piece_rows(self, size: int) -> int:
+        """The rows of a piece of a batch, of which the user allows `size` (`microbatch`)."""
+        return size
+
     def num_particles_on(self, problem: Problem) -> int:
         """The number of particles per member for a prepared problem, if it depends on it."""
         return self.width

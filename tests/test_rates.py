@@ -70,6 +70,12 @@ def test_a_schedule_that_is_written_out_is_used_as_it_is() -> None:
     assert made.schedule is None
 
 
+def test_a_flow_over_the_last_layer_takes_it(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "doxa"):
+        points(wide(), "flow-vi", steps=2)
+    assert "lr=0.001, schedule='warmup-cosine'" in caplog.text
+
+
 @pytest.mark.parametrize("options", [{"lr": 0.01}, {"optimizer": "sgd"}])
 def test_what_is_given_stays(options: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "doxa"):

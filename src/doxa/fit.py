@@ -741,13 +741,6 @@ def read_call(arguments: Mapping[str, Any]) -> Call:
             f"the objective of {method.name} is not a sum over rows: its gradient cannot be "
             "accumulated over pieces of a batch; do not set microbatch"
         )
-    if options.recompute is not None and options.engine != "auto":
-        engine = Engine.parse(options.engine)
-        if (engine.kind, engine.mode or "eager") != ("loop", "eager"):
-            raise MethodError(
-                f"recompute= needs one member at a time and eager steps, and engine="
-                f"{engine.label!r} computes otherwise: remove engine=, or use engine='loop'"
-            )
     given = Given.read(options.data, options.sample_weight, options.groups, time)
     if time is not None and isinstance(validation, tuple | list):
         raise MethodError(

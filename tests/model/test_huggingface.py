@@ -100,6 +100,29 @@ def test_the_log_likelihood_is_the_loss_of_transformers(name: str) -> None:
     torch.testing.assert_close(-total / (y != -100).sum(), loss)
 
 
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_blocks_are_computed_again(name: str) -> None:
+    """With dropout that attention draws itself, and without a cache, to which a second call would
+    add keys again. Checkpointing by transformers, which is on in training alone, becomes that."""
+    net = make(name).double()
+    for module in net.modules():
+        if isinstance(getattr(module, "attention_dropout", None), float):
+            module.attention_dropout = 0.2
+    net.config.attention_dropout = net.config.attn_pdrop = 0.2
+    x, y = next_token(X)
+    options = {"init": "given", "steps": 4, "validation": None, "progress": False, "engine": "loop"}
+    fit = lambda **more: doxa.fit(net, (x, y), "map", likelihood=LIKELIHOOD, **options, **more)  # noqa: E731
+    plain = fit().point()
+    again = fit(recompute="blocks")
+    assert again.model is not None and again.model.recomputed
+    assert float((plain - again.point()).abs().max()) < 1e-12
+    assert net.config.use_cache  # the user's network is as it was
+    net.gradient_checkpointing_enable()
+    own = fit()
+    assert own.model is not None and own.model.recomputed == again.model.recomputed
+    assert float((plain - own.point()).abs().max()) < 1e-12
+
+
 METHODS: dict[str, tuple[Any, dict[str, Any]]] = {
     "map": ("map", {"steps": 2}),
     "deep-ensemble": ("deep-ensemble", {"steps": 2, "members": 2}),

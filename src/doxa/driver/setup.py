@@ -65,6 +65,7 @@ from doxa.linalg.layout import LARGE, Params
 from doxa.method import Clock, FitSettings, Method, Run, log_joint
 from doxa.method.run import FEWEST_HELD_OUT
 from doxa.model import Model
+from doxa.model.checks import check_own_weights
 from doxa.model.model import Network, Problem
 from doxa.noise import generator
 from doxa.optim import schedule as schedule_shape
@@ -696,6 +697,12 @@ def select_engine(
     if own:
         return chosen
     last = run.settings.channels_last
+    if run.net.recomputed and (chosen.kind, chosen.mode or "eager") != ("loop", "eager"):
+        raise MethodError(
+            "parts of the network that are computed again need one member at a time and eager "
+            f"steps, and engine={chosen.label!r} computes otherwise: remove engine=, or use "
+            "engine='loop'"
+        )
     chosen = replace(
         chosen, half=precision == "bfloat16", tf32=precision == "tf32", channels_last=last
     )
@@ -709,8 +716,12 @@ def select_engine(
     count = Count()
 
     def trial(tried: Engine) -> None:
+        def gradients() -> list[Tensor | None]:
+            trial = replace(wide, engine=tried)
+            return list(trial.value_and_grad(log_joint, state, batch, clock)[1].values())
+
         with count if may_use_threads() else nullcontext():
-            replace(wide, engine=tried).value_and_grad(log_joint, state, batch, clock)
+            check_own_weights(run.net, gradients)
 
     try:
         chosen = fall_back_to_loop(chosen, trial)

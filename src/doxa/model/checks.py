@@ -25,7 +25,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -147,6 +147,14 @@ _BLOCK = 1 << 20
 _LEAST = 16  # numbers in a tensor; for fewer, the tails of the log ratio are too long
 
 
+COMPUTED_AGAIN = (
+    "the network computes a part of its forward pass again in the backward pass, as "
+    "torch.utils.checkpoint does: that part would have the network's own weights in place of those "
+    "that are fitted, and wrong gradients. Switch it off, and pass recompute='blocks', which does "
+    "the same with the right weights; microbatch= saves memory, too"
+)
+
+
 def warn_if_pretrained(model: Model, fresh: Tensor) -> None:
     """Warn if the given weights do not look newly initialised; `fresh` [P] are new weights."""
     found = trained_tensors(model, fresh)
@@ -196,18 +204,12 @@ def check_gradient_flow(model: Model, start: Tensor, x: Any) -> Any:
     leaves = {k: v.detach().requires_grad_() for k, v in own.items()}
     with torch.enable_grad():
         f = model.forward(leaves, x)
-    found = _with_nan_weights(model, leaves, lambda: _gradients(leaves, f))
+    found = with_nan_weights(model, leaves, lambda: _gradients(leaves, f))
     if _has_nan(found):
         with torch.enable_grad():
             f = model.forward(leaves, x)
         if not _has_nan(_gradients(leaves, f)):
-            raise ModelError(
-                "the network computes a part of its forward pass again in the backward pass, as "
-                "torch.utils.checkpoint does: that part would have the network's own weights in "
-                "place of those that are fitted, and wrong gradients. Switch it off "
-                "(gradient_checkpointing_disable() in transformers), and pass recompute='blocks', "
-                "which does the same with the right weights; microbatch= saves memory, too"
-            )
+            raise ModelError(COMPUTED_AGAIN)
     suspects = _without_gradient(leaves, found)
     if suspects:
         _check_cut(model, own, suspects, x)
@@ -238,8 +240,8 @@ def _gradients(leaves: Params, f: Any) -> list[Tensor | None]:
         return list(torch.autograd.grad(total, list(leaves.values()), allow_unused=True))
 
 
-def _with_nan_weights(
-    model: Model, leaves: Params, call: Callable[[], list[Tensor | None]]
+def with_nan_weights(
+    model: Model, leaves: Mapping[str, Tensor], call: Callable[[], list[Tensor | None]]
 ) -> list[Tensor | None]:
     """The result of a call during which the network's own weights are NaN. A backward pass does not
     use them, unless it computes a part of the forward pass again."""
@@ -249,6 +251,18 @@ def _with_nan_weights(
     with model.turn:
         found: list[Tensor | None] = with_tensors(model.net, nan, call)
     return found
+
+
+def check_own_weights(model: Model, call: Callable[[], list[Tensor | None]]) -> None:
+    """Raise an error if gradients, which `call` computes in training, depend on the network's own
+    weights. (A network may compute parts again in training alone.) Networks with `recompute` are
+    not checked: their parts wait for the lock that is held here, in another thread on a GPU."""
+    if model.recomputed:
+        call()
+        return
+    own = {name: p.detach() for name, p in model.net.named_parameters() if p.requires_grad}
+    if _has_nan(with_nan_weights(model, own, call)) and not _has_nan(call()):
+        raise ModelError(COMPUTED_AGAIN)
 
 
 def _has_nan(grads: list[Tensor | None]) -> bool:

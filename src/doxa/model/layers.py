@@ -244,6 +244,27 @@ def unfuse_attention(net: nn.Module) -> None:
             module.register_forward_pre_hook(_apart, with_kwargs=True)
 
 
+def without_cache(net: nn.Module) -> None:
+    """Make models of transformers run, in place, without a cache of keys and values. A block adds
+    to it at each call, and a block that is computed again is called twice."""
+    for module in net.modules():
+        config = getattr(module, "config", None)
+        if getattr(config, "use_cache", False) is True:
+            config.use_cache = False  # type: ignore[union-attr]
+
+
+def without_checkpointing(net: nn.Module) -> tuple[str, ...]:
+    """Switch the gradient checkpointing of transformers off, in place. Returns the names of the
+    layers that had it. They would be computed again with the network's own weights."""
+    found = []
+    for name, module in net.named_modules():
+        if vars(module).get("gradient_checkpointing") is True:
+            module.gradient_checkpointing = False
+            if any(cls.__name__ == "GradientCheckpointingLayer" for cls in type(module).__mro__):
+                found.append(name)
+    return tuple(found)
+
+
 _PLAIN = "doxa"  # the name of plain attention in transformers' registry
 
 

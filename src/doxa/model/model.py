@@ -74,7 +74,14 @@ from doxa.model.inspection import (
     trainable,
     watched,
 )
-from doxa.model.layers import Shape, Site, swap_dropout, unfuse_attention
+from doxa.model.layers import (
+    Shape,
+    Site,
+    swap_dropout,
+    unfuse_attention,
+    without_cache,
+    without_checkpointing,
+)
 from doxa.model.plan import Plan
 from doxa.model.trunk import Split, Trunk, find
 from doxa.noise import drawing
@@ -305,7 +312,10 @@ class Model:
         self.trunk: Trunk | None = None  # after `build`
         self.at_rest: tuple[str, ...] = ()  # layers of the trunk, always in evaluation mode
         self.whole: Model | None = None  # the network that this one is the trained part of
-        self.recompute: Any = None  # layers whose activations the backward pass computes again
+        # layers whose activations the backward pass computes again (`recompute_parts`)
+        self.recompute: Any = without_checkpointing(self.net) or None
+        if self.recompute:
+            without_cache(self.net)
         self.output: Any = None  # the shape of the output for one row, after `build`
         self.rows_first = True  # rows are the first axis in all layers with noise or parameters
         self.sites: dict[str, Site] = {}  # the noise of layers, by buffer
@@ -377,6 +387,7 @@ class Model:
         """Compute the activations of these parts again in the backward pass; an error if there are
         none (`doxa.model.functional`)."""
         check_parts(self, given)
+        without_cache(self.net)
         self.recompute = given
         self.derive()
 

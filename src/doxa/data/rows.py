@@ -424,7 +424,7 @@ class Read(NamedTuple):
 
     x: Any
     y: Any
-    source: Rows | None
+    source: Any  # Rows, or a Stream (`data/streams.py`)
     weight: Tensor | None = None  # float64
     kept: Tensor | None = None
 
@@ -436,7 +436,17 @@ def is_columns(data: Any) -> bool:
     return rows and hasattr(data, "column_names") and hasattr(data, "set_format")
 
 
-def parse(data: Any) -> tuple[Any, Any, Rows | None]:
+def only_iterates(data: Any) -> bool:
+    """Whether it returns its rows in turn, and none by number: an `IterableDataset`, a `DataLoader`
+    over one, or a streaming set of the package datasets."""
+    inner = data.dataset if isinstance(data, DataLoader) else data
+    if isinstance(inner, IterableDataset):
+        return True
+    streaming = hasattr(inner, "column_names") and hasattr(inner, "features")
+    return streaming and hasattr(inner, "__iter__") and not hasattr(inner, "__len__")
+
+
+def parse(data: Any) -> tuple[Any, Any, Any]:
     """(x, y, source): tensors, or a source to read rows from."""
     return read(data)[:3]
 
@@ -452,18 +462,20 @@ def read(data: Any, sample_weight: Any = None) -> Read:
         kept = positive(weight)
         return (weight, None) if bool(kept.all()) else (weight[kept], kept)
 
-    from doxa.data.tasks import Tasks  # imported here: it imports this module
+    from doxa.data.streams import Stream, stream  # imported here: they import this module
+    from doxa.data.tasks import Tasks
 
-    if isinstance(data, DataLoader):
-        if isinstance(data.dataset, IterableDataset):
+    if only_iterates(data):
+        data = stream(data)
+    if isinstance(data, Stream):
+        if sample_weight is not None:
             raise DataError(
-                "a DataLoader over an IterableDataset has no rows to pick by number, which batches "
-                "need; pass a map-style Dataset"
+                "a stream takes no sample_weight: fit a sample, stream.sample(10_000)"
             )
+        return Read(*data.head(), data)
+    if isinstance(data, DataLoader):
         collates = data.batch_size is not None
         source = Rows(data.dataset, data.collate_fn if collates else default_collate)
-    elif isinstance(data, IterableDataset):
-        raise DataError("an IterableDataset has no rows to pick: pass a map-style Dataset")
     elif isinstance(data, Dataset):
         source = Rows(data, collate)
     elif is_columns(data):
@@ -615,6 +627,9 @@ def blocks(x: Any, rows: int) -> Iterator[Any]:
     elif isinstance(x, Dataset):
         loader = DataLoader(x, batch_size=rows, collate_fn=collate)
         yield from map(_inputs, _read(iter(loader)))
+    elif hasattr(x, "blocks") and hasattr(x, "reader"):  # a Stream
+        for _, part, _ in x.blocks(rows):
+            yield part
     elif is_columns(x):
         loader = DataLoader(x, batch_size=rows, collate_fn=pad)
         yield from map(_inputs, _read(iter(loader)))

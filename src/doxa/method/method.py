@@ -621,6 +621,11 @@ class Method(metaclass=_Renaming):
     by_held_out: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     # Settings that are tried besides the defaults; None: no others (`driver/alternatives.py`).
     alternatives: ClassVar[Alternatives | None] = None
+    # How it reads rows that are not in memory (`data/streams.py`): by mini-batches alone, also by
+    # passes over all rows, or not at all.
+    streams: ClassVar[Literal["batches", "passes"] | None] = None
+    # The weights of rows of a stream, [M, N], from the keys of the members and the numbers of rows.
+    streamed_row_weights: ClassVar[Callable[[Sequence[str], Tensor], Tensor] | None] = None
     half_precision: ClassVar[bool] = False  # its network may compute in bfloat16
     own_weights: ClassVar[bool] = False  # `prepare` makes weights that are not the given network's
     modules_stack: ClassVar[bool] = False  # the method's own modules run under vmap

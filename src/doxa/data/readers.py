@@ -376,7 +376,7 @@ class CsvReader(Reader):
                     code = np.frombuffer(data, np.uint8)
                     inside = (np.cumsum(code == 34) + quoted) & 1
                     quoted = bool(inside[-1])
-                    breaks = np.flatnonzero((code == 10))
+                    breaks = np.flatnonzero(code == 10)
                     for k, open_quote in zip(breaks.tolist(), inside[breaks].tolist(), strict=True):
                         line += 1
                         if open_quote:
@@ -520,9 +520,7 @@ class SpooledReader(Reader):
             except DataError:
                 raise
             except Exception as error:  # whatever the user's iterable raises
-                raise DataError(
-                    f"{self.kind} failed to return row {number}: {error}"
-                ) from error
+                raise DataError(f"{self.kind} failed to return row {number}: {error}") from error
             pair = self._pair(item, target, number)
             self._check(pair, number)
             held.append(pair)
@@ -578,7 +576,9 @@ class SpooledReader(Reader):
             )
 
     def _write(self, held: list[Any], size: int) -> None:
-        leaves = [torch.cat(parts) for parts in zip(*(tree_flatten(p)[0] for p in held), strict=True)]
+        leaves = [
+            torch.cat(parts) for parts in zip(*(tree_flatten(p)[0] for p in held), strict=True)
+        ]
         place = self.folder / f"{len(self.sizes):06d}.npz"
         try:
             np.savez(place, *(leaf.numpy() for leaf in leaves))
@@ -613,8 +613,10 @@ def _row(value: Any, name: str, number: int, kind: str) -> Any:
             if part.dtype == np.float64 and not isinstance(value, np.generic):
                 part = part.astype(np.float32)
         try:
-            tensor = part.detach().cpu() if isinstance(part, Tensor) else torch.as_tensor(
-                np.asarray(part)
+            tensor = (
+                part.detach().cpu()
+                if isinstance(part, Tensor)
+                else torch.as_tensor(np.asarray(part))
             )
         except (TypeError, ValueError) as error:
             raise DataError(f"{kind}: {name} of row {number} is no number: {error}") from error

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 import os
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -174,7 +175,7 @@ def is_frame(value: Any) -> bool:
 
 def columns_of(value: Any) -> tuple[str, ...] | None:
     """The names of a frame's columns; None if they are not strings, such as 0, 1, 2."""
-    if not is_frame(value):
+    if not (is_frame(value) or isinstance(value, RowsByWindow)) or value.columns is None:
         return None
     names = tuple(value.columns)
     return names if names and all(isinstance(name, str) for name in names) else None
@@ -306,6 +307,16 @@ def _process_memory() -> int | None:
 
 def rows_per_block(t: Tensor) -> int:
     return max(1, BLOCK_BYTES // (8 * max(1, math.prod(t.shape[1:]))))
+
+
+class RowsByWindow:
+    """Rows that are read by windows: the base of `doxa.data.Stream`."""
+
+    columns: tuple[str, ...] | None
+
+    @abstractmethod
+    def blocks(self, rows: int) -> Iterator[tuple[Tensor, Any, Any]]:
+        """The rows in order, at most `rows` at a time: their numbers, x and y."""
 
 
 class Rows(Dataset[Any]):
@@ -469,9 +480,7 @@ def read(data: Any, sample_weight: Any = None) -> Read:
         data = stream(data)
     if isinstance(data, Stream):
         if sample_weight is not None:
-            raise DataError(
-                "a stream takes no sample_weight: fit a sample, stream.sample(10_000)"
-            )
+            raise DataError("a stream takes no sample_weight: fit a sample, stream.sample(10_000)")
         return Read(*data.head(), data)
     if isinstance(data, DataLoader):
         collates = data.batch_size is not None
@@ -594,6 +603,11 @@ def join_batches(x: Any) -> Any:
     The first entry of a pair is x. It is an error if batches would change the order of the rows,
     drop rows, or never end.
     """
+    if isinstance(x, RowsByWindow):
+        raise MemoryBudgetError(
+            f"all rows of {x!r} would be in memory: use posterior.predict_blocks(stream), or a "
+            "sample, stream.sample(10_000)"
+        )
     if not isinstance(x, DataLoader | Dataset) and not is_columns(x):
         return x
     length = _length(x.dataset if isinstance(x, DataLoader) else x)
@@ -627,7 +641,7 @@ def blocks(x: Any, rows: int) -> Iterator[Any]:
     elif isinstance(x, Dataset):
         loader = DataLoader(x, batch_size=rows, collate_fn=collate)
         yield from map(_inputs, _read(iter(loader)))
-    elif hasattr(x, "blocks") and hasattr(x, "reader"):  # a Stream
+    elif isinstance(x, RowsByWindow):
         for _, part, _ in x.blocks(rows):
             yield part
     elif is_columns(x):

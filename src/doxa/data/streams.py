@@ -34,9 +34,8 @@ import logging
 import math
 import os
 import zlib
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -44,7 +43,6 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from torch.utils.data import DataLoader
 
-from doxa.data.batches import Batch, BatchRequest
 from doxa.data.readers import (
     SPOOL_LIMIT,
     ArrowReader,
@@ -56,21 +54,20 @@ from doxa.data.readers import (
     identity_of,
     join,
 )
-from doxa.data.rows import cast
+from doxa.data.rows import RowsByWindow
 from doxa.data.scaling import Standardisation
-from doxa.errors import DataError, MemoryBudgetError, MethodError
-from doxa.noise import Noise, generator
+from doxa.errors import DataError
+from doxa.noise import Noise
 
 log = logging.getLogger("doxa")
 
 WINDOW_BYTES = 32 << 20
 MOST_CLASSES = 10_000  # different whole numbers of a target that are counted
-SAMPLE = 4096  # rows in memory, for comparisons with simple models
 _HEAD = 1000  # rows that are looked at before the first pass
 _SORTED = 0.5  # share of the variance of y that lies between windows, of rows that look sorted
 
 
-class Stream:
+class Stream(RowsByWindow):
     """Rows that are read by windows.
 
     Use `read_parquet`, `read_csv` or `stream` to make one.
@@ -90,7 +87,7 @@ class Stream:
     """
 
     def __init__(self, reader: Reader, window: int | None = None) -> None:
-        self.reader, self.columns = reader, reader.columns
+        self.reader, self.columns, self._window = reader, reader.columns, window
         self._sums: dict[int, int] = {}  # the checksum of each group that was read
         self._surveys: dict[Any, Survey] = {}
         self.windows: list[range] = []
@@ -111,6 +108,12 @@ class Stream:
 
     def __repr__(self) -> str:
         return f"Stream({self.reader.source!r}, {len(self):,} rows, {len(self.windows)} windows)"
+
+    def __getitem__(self, names: list[str]) -> Stream:
+        """The stream with some of its input columns, in this order."""
+        if self.columns is None or not set(names) <= set(self.columns):
+            raise DataError(f"{self!r} has the columns {self.columns}, not {names}")
+        return Stream(_Columns(self.reader, names), self._window)
 
     @property
     def identity(self) -> str:
@@ -222,6 +225,26 @@ class Stream:
     def surveyed(self) -> Survey | None:
         """The last first pass."""
         return next(iter(self._surveys.values()), None)
+
+
+class _Columns(Reader):
+    """A reader with some of the input columns, in another order."""
+
+    def __init__(self, base: Reader, names: Sequence[str]) -> None:
+        self.base, self.columns = base, tuple(names)
+        self.sizes, self.row_bytes = base.sizes, base.row_bytes
+        self._index = [(base.columns or ()).index(name) for name in names]
+
+    @property
+    def source(self) -> str:
+        return self.base.source
+
+    def place(self, group: int) -> str:
+        return self.base.place(group)
+
+    def read(self, group: int) -> tuple[Any, Any]:
+        x, y = self.base.read(group)
+        return x[:, self._index], y
 
 
 def row_hash(seed: int, purpose: str, numbers: Tensor) -> Tensor:
@@ -346,7 +369,9 @@ def _surveyed(
 
 
 def _check_cast(x: Any, y: Any, dtype: torch.dtype, place: str) -> None:
-    for name, leaf in [("x", t) for t in tree_flatten(x)[0]] + [("y", t) for t in tree_flatten(y)[0]]:
+    for name, leaf in [("x", t) for t in tree_flatten(x)[0]] + [
+        ("y", t) for t in tree_flatten(y)[0]
+    ]:
         if leaf.is_floating_point() and leaf.dtype != dtype:
             bad = ~torch.isfinite(leaf.to(dtype))
             if bool(bad.any()):
@@ -377,208 +402,6 @@ def _warn_sorted(stream: Stream, within: float, squares: float, groups: int) -> 
             "and are shuffled inside windows only; write the file in random order",
             stream.reader.source, 100 * between,
         )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class HeldPart:
-    """The rows that a split holds out: those with low < hash ≤ high. Of these, the rows up to
-    `kept` are in memory, and evaluate."""
-
-    seed: int
-    low: float
-    high: float
-    kept: float
-
-    def of(self, numbers: Tensor) -> Tensor:
-        mark = row_hash(self.seed, "held out", numbers)
-        return (mark > self.low) & (mark <= self.high)
-
-    def in_memory(self, numbers: Tensor) -> Tensor:
-        mark = row_hash(self.seed, "held out", numbers)
-        return (mark > self.low) & (mark <= self.kept)
-
-
-RowWeights = Callable[[Sequence[str], Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class StreamedRows:
-    """The training rows of a fit that are read from a stream.
-
-    Parameters
-    ----------
-    stream : Stream
-    scales : Standardisation
-    device, dtype : of the fit.
-    prepare_y : callable
-        Gives targets the form that the likelihood takes.
-    seed : int
-        The seed of the order of the rows.
-    parts : sequence of HeldPart or None
-        What each split holds out.
-    counts : sequence of int
-        The number of training rows of each split.
-    weights : callable, optional
-        Weights of rows for each member, from the keys of the members and the numbers of the rows.
-    """
-
-    stream: Stream
-    scales: Standardisation
-    device: torch.device
-    dtype: torch.dtype
-    prepare_y: Callable[[Any], Any]
-    seed: int
-    parts: Sequence[HeldPart | None]
-    counts: Sequence[int]
-    weights: RowWeights | None = None
-
-    def weighted(self, weights: RowWeights) -> StreamedRows:
-        return replace(self, weights=weights)
-
-    def batches(self, request: BatchRequest, independent: bool) -> StreamBatches:
-        if independent:
-            raise MethodError(
-                "this method draws rows with replacement at every step, which a stream cannot: "
-                "use another method, or a sample in memory, stream.sample(10_000)"
-            )
-        return StreamBatches(self, request)
-
-    def one_pass(
-        self, split_of: Sequence[int], keys: Sequence[str], size: int, repeats: bool = False
-    ) -> StreamPass:
-        return StreamPass(self, split_of, keys, size, repeats)
-
-    def fitted(self, window: int) -> tuple[Any, Any]:
-        """The rows of a window in fitted units, on the device."""
-        x, y = self.stream.window(window)
-        x, y = self.scales.x(x, self.dtype), self.scales.y(self.prepare_y(y), self.dtype)
-        put: Callable[[Tensor], Tensor] = lambda t: cast(t, self.device, self.dtype)  # noqa: E731
-        return tree_map(put, x), tree_map(put, y)
-
-    def member_weights(
-        self, window: int, split_of: Sequence[int], keys: Sequence[str]
-    ) -> Tensor | None:
-        """The weights of the rows of a window for each member, [M, N]: 0 if they are held out."""
-        if self.weights is None and all(self.parts[s] is None for s in split_of):
-            return None
-        numbers = torch.arange(self.stream.starts[window], self.stream.starts[window + 1])
-        kept: dict[int, Tensor] = {}
-        for s in dict.fromkeys(split_of):
-            part = self.parts[s]
-            out = torch.zeros(len(numbers), dtype=torch.bool) if part is None else part.of(numbers)
-            kept[s] = (~out).to(self.device, self.dtype)
-        found = torch.stack([kept[s] for s in split_of])
-        if self.weights is not None:
-            found = found * self.weights(keys, numbers).to(found)
-        return found
-
-
-class _Windows:
-    """Windows of a stream in fitted units, of which at most two are in memory: (epoch, place)."""
-
-    def __init__(
-        self, rows: StreamedRows, split_of: Sequence[int], keys: Sequence[str], stage: str | None
-    ) -> None:
-        self.rows, self.split_of, self.keys = rows, list(split_of), list(keys)
-        self.stage = stage  # None: in order
-        self.starts = rows.stream.starts
-        self._held: dict[tuple[int, int], tuple[Any, Any, Tensor | None]] = {}
-        self._order: tuple[int, list[int], list[int]] | None = None
-
-    def order(self, epoch: int) -> tuple[list[int], list[int]]:
-        """The windows in the order of an epoch, and the place where each begins."""
-        count = len(self.rows.stream.windows)
-        if self.stage is None:
-            return list(range(count)), self.starts
-        if self._order is None or self._order[0] != epoch:
-            g = generator("windows", self.rows.seed, self.stage, epoch)
-            windows = torch.randperm(count, generator=g).tolist()
-            starts = [0]
-            for w in windows:
-                starts.append(starts[-1] + self.starts[w + 1] - self.starts[w])
-            self._order = (epoch, windows, starts)
-        return self._order[1], self._order[2]
-
-    def rows_at(self, epoch: int, start: int, stop: int) -> tuple[Any, Any, Tensor | None]:
-        """The rows of an epoch from one place to another: x, y and weights [M, B]."""
-        windows, starts = self.order(epoch)
-        first, last = bisect_right(starts, start) - 1, bisect_right(starts, stop - 1) - 1
-        needed = [(epoch, place) for place in range(first, last + 1)]
-        self._held = {key: value for key, value in self._held.items() if key in needed}
-        parts = []
-        for key in needed:
-            if key not in self._held:
-                self._held[key] = self._loaded(epoch, windows[key[1]])
-            begin = starts[key[1]]
-            own = slice(max(0, start - begin), min(stop, starts[key[1] + 1]) - begin)
-            x, y, weight = self._held[key]
-            cut: Callable[[Tensor], Tensor] = lambda t: t[own]  # noqa: B023, E731
-            parts.append(
-                (tree_map(cut, x), tree_map(cut, y), None if weight is None else weight[:, own])
-            )
-        if len(parts) == 1:
-            return parts[0]
-        weights = [w for _, _, w in parts if w is not None]
-        return (
-            join([x for x, _, _ in parts]), join([y for _, y, _ in parts]),
-            torch.cat(weights, 1) if weights else None,
-        )  # fmt: skip
-
-    def _loaded(self, epoch: int, window: int) -> tuple[Any, Any, Tensor | None]:
-        x, y = self.rows.fitted(window)
-        weight = self.rows.member_weights(window, self.split_of, self.keys)
-        if self.stage is not None:
-            count = self.starts[window + 1] - self.starts[window]
-            g = generator("window rows", self.rows.seed, self.stage, epoch, window)
-            order = torch.randperm(count, generator=g).to(self.rows.device)
-            x, y = (tree_map(lambda t: t[order], tree) for tree in (x, y))
-            weight = None if weight is None else weight[:, order]
-        return x, y, weight
-
-
-class StreamBatches:
-    """Mini-batches from a stream, the same rows for all members: `batch(t)`."""
-
-    steps: int | None = None
-
-    def __init__(self, rows: StreamedRows, request: BatchRequest) -> None:
-        total, members = len(rows.stream), len(request.split_of)
-        self.size = max(1, min(request.size, total))
-        self.per_epoch = total // self.size
-        self.scale = torch.full((members,), total / self.size, device=rows.device, dtype=rows.dtype)
-        self._windows = _Windows(rows, request.split_of, request.keys, request.stage)
-
-    def batch(self, t: int) -> Batch:
-        epoch, step = divmod(t, self.per_epoch)
-        start = step * self.size
-        x, y, weight = self._windows.rows_at(epoch, start, start + self.size)
-        return Batch(x, y, self.scale, weight)
-
-
-class StreamPass:
-    """Each row of a stream once, in order, in `count` batches."""
-
-    def __init__(
-        self, rows: StreamedRows, split_of: Sequence[int], keys: Sequence[str], size: int,
-        repeats: bool = False,
-    ) -> None:  # fmt: skip
-        self.longest = len(rows.stream)
-        self.size = max(1, min(size, self.longest))
-        self.count = math.ceil(self.longest / self.size)
-        self.steps: int | None = None if repeats else self.count
-        self.scale = torch.ones(len(split_of), device=rows.device, dtype=rows.dtype)
-        self._repeats = repeats
-        self._windows = _Windows(rows, split_of, keys, None)
-
-    def batch(self, t: int) -> Batch:
-        if self._repeats:
-            raise MethodError(
-                "this method needs all rows in one batch, which a stream has not: use another "
-                "method, or a sample in memory, stream.sample(10_000)"
-            )
-        start = t % self.count * self.size
-        x, y, weight = self._windows.rows_at(0, start, min(start + self.size, self.longest))
-        return Batch(x, y, self.scale, weight)
 
 
 def read_parquet(
@@ -709,11 +532,3 @@ def stream(
         if rows.batch_size is not None:
             rows = rows.dataset  # by rows, and not by batches
     return Stream(SpooledReader(rows, target, columns, limit, folder), window)
-
-
-def refuse_whole(stream: Stream, what: str) -> None:
-    """An error for what needs all rows of a stream in memory."""
-    raise MemoryBudgetError(
-        f"{what} needs all rows in memory, and {stream!r} is read by windows: use "
-        "posterior.predict_blocks(stream), or a sample, stream.sample(10_000)"
-    )

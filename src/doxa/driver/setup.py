@@ -301,7 +301,9 @@ class Given(NamedTuple):
         if isinstance(source, Stream):
             for name, value in (("groups", groups), ("time", time)):
                 if value is not None:
-                    raise DataError(f"a stream takes no {name}: fit a sample, stream.sample(10_000)")
+                    raise DataError(
+                        f"a stream takes no {name}: fit a sample, stream.sample(10_000)"
+                    )
             own = Names(source.columns)
             return cls(x, y, source, len(source), None, (own, Names()))
         total = len(source) if source is not None else rows_of(x, "x")

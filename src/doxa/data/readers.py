@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from doxa.data.rows import as_tensors, rows_of
 from doxa.data.tokens import split_labels
@@ -491,7 +491,8 @@ class SpooledReader(Reader):
         limit: int = SPOOL_LIMIT, folder: str | os.PathLike[str] | None = None,
     ) -> None:  # fmt: skip
         self.kind = type(rows).__name__
-        self.sizes, self.files = [], []
+        self.sizes = []
+        self.files: list[OpenedFile] = []
         self.folder = Path(tempfile.mkdtemp(prefix="doxa-stream-", dir=folder))
         self._remove = weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
         self.columns = None if columns is None else tuple(columns)
@@ -529,8 +530,8 @@ class SpooledReader(Reader):
             if self.written + size > self.limit:
                 raise MemoryBudgetError(
                     f"{self.kind} has more than {number} rows, which take more than "
-                    f"{self.limit / 2**30:.3g} GiB on disk: pass stream(rows, limit=bytes) to allow "
-                    "more, or write the rows to Parquet and use doxa.data.read_parquet"
+                    f"{self.limit / 2**30:.3g} GiB on disk: limit=bytes allows more; or "
+                    "write the rows to Parquet and use doxa.data.read_parquet"
                 )
             if size >= _SPOOLED:
                 self._write(held, size)
@@ -598,8 +599,6 @@ class SpooledReader(Reader):
         self.files[group].check(place)
         with np.load(self.files[group].path, allow_pickle=False) as saved:
             leaves = [torch.from_numpy(saved[f"arr_{i}"]) for i in range(len(self.shapes))]
-        from torch.utils._pytree import tree_unflatten
-
         x, y = tree_unflatten(leaves, self.spec)
         return x, y
 

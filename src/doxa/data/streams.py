@@ -36,7 +36,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -528,7 +528,6 @@ def stream(
     >>> len(rows)
     100
     """
-    if isinstance(rows, DataLoader):
-        if rows.batch_size is not None:
-            rows = rows.dataset  # by rows, and not by batches
+    if isinstance(rows, DataLoader) and rows.batch_size is not None:
+        rows = cast(Iterable[Any], rows.dataset)  # by rows, and not by batches
     return Stream(SpooledReader(rows, target, columns, limit, folder), window)

@@ -419,9 +419,10 @@ def prepare_data(
             x, y = put(scales[0].x(x, dtype)), put(scales[0].y(y, dtype))
     if group is not None and extent > total:  # each row of a pair is a group of its own
         group = torch.cat([group, torch.arange(extent - total) + len(group)])
+    memory = source if isinstance(source, Rows) else None
     held = Data(
         x, y, splits.rows, scales, device, dtype, extent, splits.held_out, weight, scaled_per_run,
-        lazy, source, prepare, tasks or False, splits.owners, group=group,
+        lazy, memory, prepare, tasks or False, splits.owners, group=group,
         evaluation=splits.evaluation,
     )  # fmt: skip
     return held, splits, output, inputs
@@ -553,10 +554,10 @@ def stack(
 def _with_stream_weights(run: Run, method: Method) -> Run:
     """The run with the method's weights of the rows of a stream, which are functions of the number
     of the row. Their mean is 1."""
-    weights = method.streamed_row_weights
-    if weights is None:
+    if type(method).streamed_row_weights is Method.streamed_row_weights:
         return run
-    return replace(run, data=replace(run.rows, stream=run.rows.stream.weighted(weights)))
+    stream = run.rows.stream.weighted(method.streamed_row_weights)
+    return replace(run, data=replace(run.rows, stream=stream))
 
 
 def _pooled_rows(run: Run, always: bool) -> list[float] | None:

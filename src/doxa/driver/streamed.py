@@ -202,7 +202,7 @@ class HeldPart:
         return (mark > self.low) & (mark <= self.kept)
 
 
-RowWeights = Callable[[Sequence[str], Tensor], Tensor]
+RowWeights = Callable[[Sequence[str], Tensor], Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -272,9 +272,8 @@ class StreamedRows:
             out = torch.zeros(len(numbers), dtype=torch.bool) if part is None else part.of(numbers)
             kept[s] = (~out).to(self.device, self.dtype)
         found = torch.stack([kept[s] for s in split_of])
-        if self.weights is not None:
-            found = found * self.weights(keys, numbers).to(found)
-        return found
+        weights = None if self.weights is None else self.weights(keys, numbers)
+        return found if weights is None else found * weights.to(found)
 
 
 class _Windows:

@@ -512,6 +512,7 @@ class SpooledReader(Reader):
     def _spool(self, rows: Iterable[Any], target: str | None) -> None:
         held: list[Any] = []
         size = number = 0
+        length = len(rows) if hasattr(rows, "__len__") else None
         iterator = iter(rows)
         while True:
             try:
@@ -522,6 +523,10 @@ class SpooledReader(Reader):
                 raise
             except Exception as error:  # whatever the user's iterable raises
                 raise DataError(f"{self.kind} failed to return row {number}: {error}") from error
+            if number == length:
+                raise DataError(
+                    f"{self.kind} returns more rows than its length, {length}: correct its __len__"
+                )
             pair = self._pair(item, target, number)
             self._check(pair, number)
             held.append(pair)

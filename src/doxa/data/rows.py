@@ -477,6 +477,13 @@ def read(data: Any, sample_weight: Any = None) -> Read:
     from doxa.data.tasks import Tasks
 
     if only_iterates(data):
+        inner = data.dataset if isinstance(data, DataLoader) else data
+        if not hasattr(inner, "__len__"):
+            raise DataError(
+                "an IterableDataset without a length may never end, and has no rows to pick by "
+                "number: pass doxa.data.stream(dataset), which writes its rows to a temporary "
+                "folder, or a map-style Dataset"
+            )
         data = stream(data)
     if isinstance(data, Stream):
         if sample_weight is not None:

@@ -20,7 +20,7 @@ import shutil
 import tempfile
 import weakref
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,18 @@ class Reader:
     @abstractmethod
     def source(self) -> str:
         """What is read, for messages."""
+
+
+Encode = Callable[[Any], tuple[Array, Array]]  # inputs and targets of a data frame
+
+
+def encoded(encode: Encode, frame: Any, place: str) -> tuple[Tensor, Tensor]:
+    """The rows of a data frame as tensors; an error names the group."""
+    try:
+        x, y = encode(frame)
+    except DataError as error:
+        raise type(error)(f"{place}: {error}") from error
+    return torch.from_numpy(np.ascontiguousarray(x)), torch.from_numpy(np.ascontiguousarray(y))
 
 
 @dataclass(frozen=True)
@@ -136,10 +148,10 @@ class ArrowReader(Reader):
     group."""
 
     def __init__(
-        self, path: str | os.PathLike[str], target: str | Sequence[str] | None,
-        columns: Sequence[str] | None,
+        self, path: str | os.PathLike[str], target: str | Sequence[str] | None = None,
+        columns: Sequence[str] | None = None, encode: Encode | None = None, width: int = 0,
     ) -> None:  # fmt: skip
-        self.arrow = import_arrow()
+        self.arrow, self.encode = import_arrow(), encode
         self.path = Path(path)
         self.parquet = not self._holds_arrow()
         endings = (".parquet", ".pq") if self.parquet else (".arrow", ".feather", ".ipc")
@@ -153,6 +165,10 @@ class ArrowReader(Reader):
             raise DataError(f"{self.path} has columns but no rows")
         self.targets = [target] if isinstance(target, str) else list(target or ())
         self.single = isinstance(target, str)
+        if width:
+            self.names, self.row_bytes = list(self.schema.names), 8 * (width + 1)
+            self._check_sizes()
+            return
         self.columns = tuple(self._inputs(columns))
         names = [*self.columns, *self.targets]
         self.x_type = _common([self._type(name) for name in self.columns], whole=False)
@@ -160,6 +176,9 @@ class ArrowReader(Reader):
         self.row_bytes = len(self.columns) * self.x_type.itemsize
         self.row_bytes += len(self.targets) * self.y_type.itemsize
         self.names = names
+        self._check_sizes()
+
+    def _check_sizes(self) -> None:
         for group, rows in enumerate(self.sizes):
             if rows * self.row_bytes > MOST_GROUP:
                 raise MemoryBudgetError(
@@ -255,6 +274,8 @@ class ArrowReader(Reader):
 
     def read(self, group: int) -> tuple[Any, Any]:
         place, (number, inside) = self.place(group), self.at[group]
+        if self.encode is not None:
+            return encoded(self.encode, self.frame(group), place)
         file = self.files[number]
         file.check(place)
         rows = self.sizes[group]
@@ -281,6 +302,24 @@ class ArrowReader(Reader):
         if not self.targets:
             return torch.from_numpy(x), None
         return torch.from_numpy(x), torch.from_numpy(y[:, 0].copy() if self.single else y)
+
+    def frame(self, group: int) -> Any:
+        """A group as a data frame, with all columns."""
+        place, (number, inside) = self.place(group), self.at[group]
+        self.files[number].check(place)
+        opened = self._open(self.files[number], place)
+        try:
+            parts = list(self._batches(opened, inside))
+            frame = self.arrow.Table.from_batches(parts, self.schema).to_pandas()
+        except (self.arrow.ArrowException, OSError, KeyError) as error:
+            raise DataError(
+                f"{place} cannot be read, it may be cut off or damaged: {first_line(error)}"
+            ) from error
+        finally:
+            if self.parquet:
+                opened.close()
+        self.arrow.default_memory_pool().release_unused()
+        return frame
 
     def _batches(self, opened: Any, inside: int) -> Iterable[Any]:
         if not self.parquet:
@@ -323,10 +362,11 @@ class CsvReader(Reader):
     ends at a line break outside quotation marks. `pandas` converts a block to numbers."""
 
     def __init__(
-        self, path: str | os.PathLike[str], target: str | Sequence[str] | None,
-        columns: Sequence[str] | None, separator: str = ",", block: int = _CSV_BLOCK,
+        self, path: str | os.PathLike[str], target: str | Sequence[str] | None = None,
+        columns: Sequence[str] | None = None, separator: str = ",", block: int = _CSV_BLOCK,
+        decimal: str = ".", encode: Encode | None = None, width: int = 0,
     ) -> None:  # fmt: skip
-        self.pandas = import_pandas()
+        self.pandas, self.decimal, self.encode = import_pandas(), decimal, encode
         self.path = Path(path)
         if self.path.is_dir():
             raise DataError(f"{self.path} is a folder: pass one CSV file")
@@ -336,7 +376,10 @@ class CsvReader(Reader):
             raise DataError(f"{self.path} has a header but no rows")
         self.targets = [target] if isinstance(target, str) else list(target or ())
         self.single = isinstance(target, str)
-        header = [str(name) for name in self._table(0).columns]
+        if width:
+            self.row_bytes = 8 * (width + 1)
+            return
+        header = [str(name) for name in self.frame(0).columns]
         chosen = [n for n in header if n not in self.targets] if columns is None else list(columns)
         for name in [*self.targets, *chosen]:
             if name not in header:
@@ -347,7 +390,7 @@ class CsvReader(Reader):
         if not chosen:
             raise DataError(f"{self.path} has no input column")
         self.columns = tuple(chosen)
-        first = self._table(0)
+        first = self.frame(0)
         self.whole = bool(self.targets) and all(
             self.pandas.api.types.is_integer_dtype(first[name])
             or self.pandas.api.types.is_bool_dtype(first[name])
@@ -409,7 +452,7 @@ class CsvReader(Reader):
             sizes.append(rows)
         return offsets, sizes, lines
 
-    def _table(self, group: int) -> Any:
+    def frame(self, group: int) -> Any:
         """A block as a data frame."""
         place = self.place(group)
         self.file.check(place)
@@ -421,6 +464,7 @@ class CsvReader(Reader):
         try:
             frame = self.pandas.read_csv(
                 io.BytesIO(header + data), sep=self.separator, index_col=False, low_memory=False,
+                decimal=self.decimal,
             )  # fmt: skip
         except ValueError as error:  # ParserError and UnicodeDecodeError are among them
             raise DataError(f"{place} cannot be read as CSV: {first_line(error)}") from error
@@ -435,7 +479,9 @@ class CsvReader(Reader):
         return f"{self.path}, block {group} (from line {self.lines[group]})"
 
     def read(self, group: int) -> tuple[Any, Any]:
-        frame, place = self._table(group), self.place(group)
+        frame, place = self.frame(group), self.place(group)
+        if self.encode is not None:
+            return encoded(self.encode, frame, place)
         x = self._numbers(frame, self.columns or (), place)
         if not self.targets:
             return torch.from_numpy(x), None

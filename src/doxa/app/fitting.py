@@ -163,6 +163,11 @@ def show_methods(console: Console) -> None:
     console.print("doxa methods NAME shows one method: its settings, requirements, cost and paper")
 
 
+_STREAMS = {
+    "batches": "by mini-batches", "passes": "by mini-batches and passes over all rows", "": "",
+}  # fmt: skip
+
+
 def facts_of(row: Row) -> dict[str, str]:
     """The facts of a method in the registry, besides its summary; empty ones are dropped."""
     numbers = [word for word, has in (("evidence", row.evidence), ("ELBO", row.elbo)) if has]
@@ -173,6 +178,7 @@ def facts_of(row: Row) -> dict[str, str]:
         "needs": row.needs,
         "extra": f"pip install 'doxa[{row.extra}]'" if row.extra else "",
         "cost": row.cost,
+        "streams": _STREAMS[row.streams],
         "paper": row.paper,
         "described in": f"docs/{row.docs}" if row.docs else "",
     }

@@ -12,7 +12,6 @@ whole: its numbers may be classes.
 
 from __future__ import annotations
 
-import hashlib
 import io
 import math
 import os
@@ -20,7 +19,7 @@ import shutil
 import tempfile
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,9 +27,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from doxa.data.rows import as_tensors, rows_of
+from doxa.data.rows import as_tensors
 from doxa.data.tokens import split_labels
 from doxa.errors import DataError, MemoryBudgetError, MissingExtra, StoreError, did_you_mean
 
@@ -363,7 +362,7 @@ class CsvReader(Reader):
 
     def __init__(
         self, path: str | os.PathLike[str], target: str | Sequence[str] | None = None,
-        columns: Sequence[str] | None = None, separator: str = ",", block: int = _CSV_BLOCK,
+        columns: Sequence[str] | None = None, separator: str = ",", block: int | None = None,
         decimal: str = ".", encode: Encode | None = None, width: int = 0,
     ) -> None:  # fmt: skip
         self.pandas, self.decimal, self.encode = import_pandas(), decimal, encode
@@ -371,7 +370,7 @@ class CsvReader(Reader):
         if self.path.is_dir():
             raise DataError(f"{self.path} is a folder: pass one CSV file")
         self.file, self.separator = OpenedFile.of(self.path), separator
-        self.offsets, self.sizes, self.lines = self._index(block)
+        self.offsets, self.sizes, self.lines = self._index(block or _CSV_BLOCK)
         if not self.sizes:
             raise DataError(f"{self.path} has a header but no rows")
         self.targets = [target] if isinstance(target, str) else list(target or ())
@@ -558,7 +557,7 @@ class SpooledReader(Reader):
     def _spool(self, rows: Iterable[Any], target: str | None) -> None:
         held: list[Any] = []
         size = number = 0
-        length = len(rows) if hasattr(rows, "__len__") else None
+        length = len(rows) if isinstance(rows, Sized) else None
         iterator = iter(rows)
         while True:
             try:
@@ -692,40 +691,3 @@ def _number(value: Any, name: str, number: int, kind: str) -> float:
     if not math.isfinite(found):
         raise DataError(f"{kind}: column {name!r} is {found} at row {number}; remove the row")
     return found
-
-
-def identity_of(reader: Reader) -> str:
-    """A digest of the number of rows of each group, and of the names of the inputs."""
-    facts = repr([reader.sizes, reader.columns]).encode()
-    return hashlib.sha256(facts).hexdigest()
-
-
-def check_group(x: Any, y: Any, place: str, first: int) -> None:
-    """An error for the first number of a group that is not finite; `first` is the number of its
-    first row in the stream."""
-    for what, tree in (("x", x), ("y", y)):
-        for leaf in [] if tree is None else tree_flatten(tree)[0]:
-            if not leaf.is_floating_point():
-                continue
-            bad = ~torch.isfinite(leaf)
-            if bool(bad.any()):
-                row, *column = (int(i) for i in bad.nonzero()[0])
-                value = leaf[(row, *column)].item()
-                where = f", column {column[0] if len(column) == 1 else column}" if column else ""
-                raise DataError(
-                    f"{place}: {what} is {value} at row {row} of the group{where} (row "
-                    f"{first + row} of the stream); remove or fill missing values first"
-                )
-
-
-def join(parts: Sequence[Any]) -> Any:
-    """Rows of several trees after each other."""
-    if len(parts) == 1:
-        return parts[0]
-    if parts[0] is None:
-        return None
-    return tree_map(lambda *each: torch.cat(each), *parts)
-
-
-def group_rows(x: Any) -> int:
-    return rows_of(x, "x")

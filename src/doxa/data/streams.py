@@ -30,6 +30,7 @@ Every later read of a group compares its checksum with that of the first one.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 import os
@@ -49,12 +50,8 @@ from doxa.data.readers import (
     CsvReader,
     Reader,
     SpooledReader,
-    check_group,
-    group_rows,
-    identity_of,
-    join,
 )
-from doxa.data.rows import RowsByWindow
+from doxa.data.rows import RowsByWindow, rows_of
 from doxa.data.scaling import Standardisation
 from doxa.errors import DataError
 from doxa.noise import Noise
@@ -245,6 +242,43 @@ class _Columns(Reader):
     def read(self, group: int) -> tuple[Any, Any]:
         x, y = self.base.read(group)
         return x[:, self._index], y
+
+
+def identity_of(reader: Reader) -> str:
+    """A digest of the number of rows of each group, and of the names of the inputs."""
+    facts = repr([reader.sizes, reader.columns]).encode()
+    return hashlib.sha256(facts).hexdigest()
+
+
+def check_group(x: Any, y: Any, place: str, first: int) -> None:
+    """An error for the first number of a group that is not finite; `first` is the number of its
+    first row in the stream."""
+    for what, tree in (("x", x), ("y", y)):
+        for leaf in [] if tree is None else tree_flatten(tree)[0]:
+            if not leaf.is_floating_point():
+                continue
+            bad = ~torch.isfinite(leaf)
+            if bool(bad.any()):
+                row, *column = (int(i) for i in bad.nonzero()[0])
+                value = leaf[(row, *column)].item()
+                where = f", column {column[0] if len(column) == 1 else column}" if column else ""
+                raise DataError(
+                    f"{place}: {what} is {value} at row {row} of the group{where} (row "
+                    f"{first + row} of the stream); remove or fill missing values first"
+                )
+
+
+def join(parts: Sequence[Any]) -> Any:
+    """Rows of several trees after each other."""
+    if len(parts) == 1:
+        return parts[0]
+    if parts[0] is None:
+        return None
+    return tree_map(lambda *each: torch.cat(each), *parts)
+
+
+def group_rows(x: Any) -> int:
+    return rows_of(x, "x")
 
 
 def row_hash(seed: int, purpose: str, numbers: Tensor) -> Tensor:

@@ -41,8 +41,7 @@ from doxa.data import (
     rows_of,
     warn_unscaled,
 )
-from doxa.data.readers import join
-from doxa.data.streams import Stream, Survey, row_hash
+from doxa.data.streams import Stream, Survey, join, row_hash
 from doxa.driver.runs import RunSpec
 from doxa.driver.setup import FEWEST_ROWS, Given, Splits, appended, check_classes, parts
 from doxa.errors import DataError, MethodError

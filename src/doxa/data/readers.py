@@ -157,7 +157,7 @@ class ArrowReader(Reader):
         self.files = [OpenedFile.of(file) for file in files_of(path, endings)]
         self.sizes = []
         self.at: list[tuple[int, int]] = []  # the file and the number of each group in it
-        self.schema: Any = None
+        self.schema = self._schema(self.files[0])
         for number, file in enumerate(self.files):
             self._add(number, file)
         if sum(self.sizes) == 0:
@@ -213,13 +213,15 @@ class ArrowReader(Reader):
                 f"{place} cannot be read as {kind}, it may be cut off: {first_line(error)}"
             ) from error
 
+    def _schema(self, file: OpenedFile) -> Any:
+        opened = self._open(file, str(file.path))
+        return opened.schema_arrow if self.parquet else opened.schema
+
     def _add(self, number: int, file: OpenedFile) -> None:
         """Add the groups of a file, and compare its columns with those of the first file."""
         opened = self._open(file, str(file.path))
         schema = opened.schema_arrow if self.parquet else opened.schema
-        if self.schema is None:
-            self.schema = schema
-        elif names_and_types(schema) != names_and_types(self.schema):
+        if names_and_types(schema) != names_and_types(self.schema):
             first, own = names_and_types(self.schema), names_and_types(schema)
             wrong = sorted({*first.items()} ^ {*own.items()})[0][0]
             raise DataError(

@@ -7,7 +7,8 @@ process of its own, which measures
 
     anonymous   the largest anonymous memory (RssAnon), every 10 ms, and that before the task
     read        bytes that it has read (rchar of /proc/self/io), as a multiple of the folder's size
-    CPU         seconds of the processor, with one thread; rows per second are those of the processor
+    CPU         seconds of the processor, with one thread
+    rows/s      rows per second of the processor
 
 of: a fit of one epoch (a network 10-64-64-1, batches of 1,024 rows; one first pass and one epoch),
 predictions of all rows, the 100 best rows of a pool, and, for comparison, a plain training loop in
@@ -167,8 +168,8 @@ def main() -> int:
         size = sum(path.stat().st_size for path in folder.iterdir())
         print(f"{rows:,} rows of {asked.columns} columns, {size / 2**20:,.0f} MiB in "
               f"{len(list(folder.iterdir()))} files")  # fmt: skip
-        print(f"{'task':12s} {'seconds':>8s} {'CPU':>6s} {'rows/s':>10s} {'10⁹ rows':>9s} {'read/size':>9s} "
-              f"{'anonymous MiB':>14s}")  # fmt: skip
+        print(f"{'task':12s} {'seconds':>8s} {'CPU':>6s} {'rows/s':>10s} {'10⁹ rows':>9s} "
+              f"{'read/size':>9s} {'anonymous MiB':>14s}")  # fmt: skip
         names = ["plain loop", *(f"fit {m}" for m in asked.members), "predict", "pool"]
         worst = 0
         for name in names:

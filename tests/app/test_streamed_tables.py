@@ -59,6 +59,23 @@ def test_the_schema_is_that_of_the_whole_table(
     assert np.array_equal(y, expected.targets(whole))
 
 
+def test_rare_values_are_gathered(
+    frame: pd.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the rows from which the schema is inferred, only a few are evenly spaced."""
+    monkeypatch.setattr(schema, "MOST_GATHERED", 30)
+    monkeypatch.setattr(schema, "_HEAD", 25)
+    frame.loc[1111, "kind"] = "middle"
+    frame.to_parquet(tmp_path / "a.parquet", row_group_size=200)
+    spec = TableSpec("kind", missing="impute")
+    _, expected = read_dataset(tmp_path / "a.parquet", spec)
+    _, found = read_stream(tmp_path / "a.parquet", spec)
+    assert found.classes == expected.classes and "middle" in (found.classes or ())
+    assert found.left_out == expected.left_out
+    for own, whole in zip(found.columns, expected.columns, strict=True):
+        assert own.categories == whole.categories and own.indicator == whole.indicator
+
+
 def test_faults_of_a_large_table_name_the_group(frame: pd.DataFrame, tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     frame.to_parquet(path, row_group_size=200)

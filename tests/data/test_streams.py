@@ -278,9 +278,9 @@ def test_an_iterable_is_spooled_and_removed(
 
 
 def test_a_spool_that_is_refused_is_removed(tmp_path: Path) -> None:
-    with pytest.raises(MemoryBudgetError, match=r"more than \d+ rows.*limit"):
+    with pytest.raises(MemoryBudgetError, match=r"more than \d+ rows.*limit") as found:
         stream(Rows(N), limit=4000, folder=tmp_path)
-    assert folders(tmp_path) == []
+    assert folders(tmp_path) == [] and found.tb is not None  # also while the error is kept
 
     def broken() -> Iterator[Any]:
         yield torch.zeros(2), torch.zeros(())

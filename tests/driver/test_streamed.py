@@ -241,6 +241,12 @@ def test_exact_sums_by_passes(rows: Stream) -> None:
     assert a.log_evidence == pytest.approx(b.log_evidence, rel=1e-6)
 
 
+def test_laplace_settings_that_need_all_rows(rows: Stream) -> None:
+    for settings in ({"structure": "functional"}, {"newton_steps": 2}, {"mean_correction": True}):
+        with pytest.raises(MethodError, match=f"{next(iter(settings))}=.*all rows at once"):
+            doxa.fit(net(), rows, doxa.Laplace(**settings), steps=2)
+
+
 def test_bootstrap_weights_are_functions_of_the_row(rows: Stream) -> None:
     method = doxa.BayesianBootstrap()
     numbers = torch.tensor([5, 900, 17])

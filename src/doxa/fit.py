@@ -698,9 +698,7 @@ class Call:
             )
         precision = self.options.precision
         check_precision(precision, method, run)
-        if (
-            run.problem.model is not None and run.net.at_rest and held.stream is None
-        ):  # see `driver/trunk.py`
+        if run.problem.model is not None and run.net.at_rest:  # see `driver/trunk.py`
             later = "chosen for the part after the frozen trunk"
             half, tf32 = precision == "bfloat16", precision == "tf32"
             return replace(run, engine=Engine("loop", half=half, tf32=tf32, reason=later))

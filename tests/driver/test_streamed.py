@@ -241,6 +241,12 @@ def test_exact_sums_by_passes(rows: Stream) -> None:
     assert a.log_evidence == pytest.approx(b.log_evidence, rel=1e-6)
 
 
+def test_a_frozen_trunk_is_computed_in_every_pass(rows: Stream) -> None:
+    trained = net()
+    fitted = doxa.fit(trained, rows, "map", steps=20, trunk="0", init="given")
+    assert fitted.diagnostics["trunk"] == "in every pass" and fitted.diagnostics["rows"] > 850
+
+
 def test_laplace_settings_that_need_all_rows(rows: Stream) -> None:
     for settings in ({"structure": "functional"}, {"newton_steps": 2}, {"mean_correction": True}):
         with pytest.raises(MethodError, match=f"{next(iter(settings))}=.*all rows at once"):

@@ -197,7 +197,7 @@ class ArrowReader(Reader):
             return not kinds & {".parquet", ".pq"} and bool(kinds & {".arrow", ".feather", ".ipc"})
         if not self.path.exists():
             raise DataError(f"{self.path} does not exist")
-        with open(self.path, "rb") as file:
+        with self.path.open("rb") as file:
             return file.read(6) == b"ARROW1"
 
     def _open(self, file: OpenedFile, place: str) -> Any:
@@ -412,7 +412,7 @@ class CsvReader(Reader):
         quoted, at, line, rows, last = False, 0, 1, 0, 0
         begun: int | None = None  # the first byte after the header
         try:
-            with open(self.path, "rb", buffering=0) as file:
+            with self.path.open("rb", buffering=0) as file:
                 skip = 3 if file.read(3) == b"\xef\xbb\xbf" else 0
                 file.seek(skip)
                 at = last = self.start = skip
@@ -457,7 +457,7 @@ class CsvReader(Reader):
         """A block as a data frame."""
         place = self.place(group)
         self.file.check(place)
-        with open(self.path, "rb", buffering=0) as file:
+        with self.path.open("rb", buffering=0) as file:
             file.seek(self.start)
             header = file.read(self.offsets[0] - self.start)
             file.seek(self.offsets[group])

@@ -453,8 +453,8 @@ def only_iterates(data: Any) -> bool:
     inner = data.dataset if isinstance(data, DataLoader) else data
     if isinstance(inner, IterableDataset):
         return True
-    streaming = hasattr(inner, "column_names") and hasattr(inner, "features")
-    return streaming and hasattr(inner, "__iter__") and not hasattr(inner, "__len__")
+    streaming = hasattr(inner, "column_names") and hasattr(inner, "__iter__")
+    return streaming and not hasattr(inner, "__len__")
 
 
 def parse(data: Any) -> tuple[Any, Any, Any]:

@@ -277,6 +277,23 @@ def test_an_iterable_is_spooled_and_removed(
     assert whole(dicts)[0][3].tolist() == [6.0, 3.0] and whole(dicts)[1].dtype == torch.int64
 
 
+class Remote:
+    """Rows as a streaming set of the package datasets returns them: it is recognised by what it
+    has, and not by its type."""
+
+    column_names = ("a", "y")
+
+    def __iter__(self) -> Iterator[Any]:
+        return ({"a": float(i), "y": i % 2} for i in range(20))
+
+
+def test_a_streaming_set_is_recognised() -> None:
+    with pytest.raises(DataError, match=r"doxa\.data\.stream"):
+        doxa.fit(doxa.nets.mlp(1, 1), Remote())
+    rows = stream(Remote(), target="y")
+    assert rows.columns == ("a",) and whole(rows)[0][:, 0].tolist() == list(range(20))
+
+
 def test_a_spool_that_is_refused_is_removed(tmp_path: Path) -> None:
     with pytest.raises(MemoryBudgetError, match=r"more than \d+ rows.*limit") as found:
         stream(Rows(N), limit=4000, folder=tmp_path)

@@ -176,6 +176,22 @@ def test_a_checkpoint_of_other_rows_is_refused(rows: Stream, tmp_path: Path) -> 
         doxa.fit(net(), changed, steps=5, checkpoint=folder)
 
 
+def test_a_change_of_one_row_is_another_fit(
+    rows: Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of a row that is not among those in memory."""
+    monkeypatch.setattr("doxa.driver.streamed.SAMPLE", 20)
+    options: dict[str, Any] = {"steps": 5, "validation": None, "checkpoint": tmp_path / "c"}
+    doxa.fit(net(), rows, checkpoint_every=0.0, **options)
+    x, y = table()
+    mark = row_hash(0, "sample of rows", torch.arange(N))
+    x[int(mark.argmax()), 1] += 1.0
+    write(tmp_path / "rows.parquet", x, y)
+    changed = read_parquet(tmp_path / "rows.parquet", target="y", window=2000)
+    with pytest.raises(MethodError, match="another fit"):
+        doxa.fit(net(), changed, **options)
+
+
 def test_each_member_holds_out_its_own_rows(rows: Stream) -> None:
     """A row is held out from a member by a hash of seed, member and row number; it has weight 0 in
     the member's batches, and is among the rows that evaluate it."""

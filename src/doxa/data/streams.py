@@ -114,9 +114,10 @@ class Stream(RowsByWindow):
 
     @property
     def identity(self) -> str:
-        """A digest of what a checkpoint must find unchanged, besides the rows themselves."""
-        facts = [identity_of(self.reader), self.starts]
-        return repr(facts)
+        """What a checkpoint must find unchanged: the groups, the windows, and the checksums of all
+        groups that were read, which after the first pass are all."""
+        facts = [identity_of(self.reader), self.starts, sorted(self._sums.items())]
+        return hashlib.sha256(repr(facts).encode()).hexdigest()
 
     def groups(self) -> Iterator[tuple[int, int, Any, Any]]:
         """Every group in order: its number, the number of its first row, x and y."""

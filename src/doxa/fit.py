@@ -38,6 +38,7 @@ from torch.utils.data import DataLoader
 
 from doxa import checks, likelihoods
 from doxa.data import Data
+from doxa.data.streams import Stream
 from doxa.driver.alternatives import (
     SETTINGS,
     alternatives_of,
@@ -62,6 +63,7 @@ from doxa.driver.setup import (
     select_engine,
     stack,
 )
+from doxa.driver.streamed import check_streamed, prepare_stream
 from doxa.driver.trunk import TrunkOutputs
 from doxa.driver.validation import not_evaluated
 from doxa.engine import Engine
@@ -663,13 +665,21 @@ class Call:
         """The rows on the device, the settings with the numbers that depend on them, and the size
         of the fit."""
         problem, specs, method, options = variant.problem, variant.specs, self.method, self.options
-        found = prepare_data(
-            self.given, problem.model, self.noise_model, specs, validation, options.standardize,
-            self.device, self.dtype, ids, method.holds_out,
-        )  # fmt: skip
+        if isinstance(self.given.source, Stream):
+            found = prepare_stream(
+                self.given, problem.model, self.noise_model, specs, validation,
+                options.standardize, self.device, self.dtype, ids,
+            )  # fmt: skip
+        else:
+            found = prepare_data(
+                self.given, problem.model, self.noise_model, specs, validation,
+                options.standardize, self.device, self.dtype, ids, method.holds_out,
+            )  # fmt: skip
         held, _, output, inputs = found
         size = _batch_size(self.batch_size, method, held, problem)
-        epoch = max(1, max(len(r) for r in held.rows) // size)
+        # Of a stream, rows that are held out are in the batches, with weight 0.
+        most = max(held.counts) if held.stream is None else len(held.stream.stream)
+        epoch = max(1, most // size)
         own = replace(
             variant.settings, batch_size=size, epoch_steps=epoch,
             steps=variant.times * _steps(options.steps, options.epochs, method, epoch),
@@ -749,6 +759,8 @@ def read_call(arguments: Mapping[str, Any]) -> Call:
         )
     seed = options.seed
     specs = [RunSpec(seed=seed)] if runs is None else runs.for_method(method).expand(seed)
+    if isinstance(given.source, Stream):
+        check_streamed(method, given, specs)
     unevaluated = ""  # why the fit cannot be evaluated, whatever is held out
     if (
         given.group is not None
@@ -903,7 +915,7 @@ def _start(init: Any) -> tuple[bool, list[WeightPosterior]]:
 
 
 def _batch_size(size: int | None, method: Method, data: Data, problem: Problem) -> int:
-    lengths = [len(rows) for rows in data.rows]
+    lengths = data.counts
     # Short runs are padded with rows of weight 0. BatchNorm would count these rows too.
     largest = min(lengths) if problem.joins_rows else max(lengths)
     return max(1, min(size or method.default_batch, largest))

@@ -234,6 +234,21 @@ class Noise:
         """Uniforms [M, *shape] in (0, 1]; for several steps [T] at once, [T, M, *shape]."""
         return self._hashed(shape, *self.keys(step, call))
 
+    def uniform_at(self, places: Tensor, call: int = 0) -> Tensor:
+        """Uniforms [M, N] in (0, 1] at given places, int64 [N]: those of `uniform` at step 0 for
+        places below 2³¹; more places continue with the next steps."""
+        high, low = places >> 31, (places & 0x7FFFFFFF).to(torch.int32)
+        if len(places) and int(high.min()) != int(high.max()):
+            found = torch.empty(len(self.members), len(places), dtype=self.dtype)
+            for step in high.unique().tolist():
+                here = high == step
+                found[:, here] = self.uniform_at(places[here], call).cpu()
+            return found.to(self.device)
+        a, b = (key.unsqueeze(-1) for key in self.keys(int(high[:1].sum()), call))
+        bits = _mix(_mix(low.to(self.device) + a) ^ b)
+        u = (bits.to(self.dtype) + 2147483648.5) * 2.0**-32
+        return u.clamp_min(2.0**-33)
+
     def keys(self, step: Tensor | int, call: int) -> tuple[Tensor, Tensor]:
         """(a, b) of the counter hash: [M] each; for several steps [T], [T, M]."""
         if isinstance(step, int):

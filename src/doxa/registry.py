@@ -113,6 +113,12 @@ class Row:
     elbo: bool = False
 
     @property
+    def streams(self) -> str:
+        """How it reads a stream (`doxa.data.Stream`): "batches", "passes" or "", if it does not.
+        Imports the class."""
+        return get_method(self.name).streams or ""
+
+    @property
     def module(self) -> str:
         return self.target.partition(":")[0]
 

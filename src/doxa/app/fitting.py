@@ -44,10 +44,11 @@ from torch import nn
 import doxa
 from doxa import nets
 from doxa.app.calibration import Calibration, conformal_level
-from doxa.app.held_out import Together, checksum
+from doxa.app.held_out import Together, checksum, checksum_of_files
 from doxa.app.predictions import grouped
 from doxa.app.schema import Schema
 from doxa.app.tables import Array, check_name
+from doxa.data.streams import Stream
 from doxa.driver.setup import FEWEST_ROWS, cross_fit_parts, member_ids, parts
 from doxa.errors import (
     CorruptedArtefact,
@@ -162,6 +163,11 @@ def show_methods(console: Console) -> None:
     console.print("doxa methods NAME shows one method: its settings, requirements, cost and paper")
 
 
+_STREAMS = {
+    "batches": "by mini-batches", "passes": "by mini-batches and passes over all rows", "": "",
+}  # fmt: skip
+
+
 def facts_of(row: Row) -> dict[str, str]:
     """The facts of a method in the registry, besides its summary; empty ones are dropped."""
     numbers = [word for word, has in (("evidence", row.evidence), ("ELBO", row.elbo)) if has]
@@ -172,6 +178,7 @@ def facts_of(row: Row) -> dict[str, str]:
         "needs": row.needs,
         "extra": f"pip install 'doxa[{row.extra}]'" if row.extra else "",
         "cost": row.cost,
+        "streams": _STREAMS[row.streams],
         "paper": row.paper,
         "described in": f"docs/{row.docs}" if row.docs else "",
     }
@@ -265,6 +272,22 @@ def fit_arrays(
     return posterior
 
 
+def fit_stream(
+    schema: Schema, rows: Stream, method: str, settings: Sequence[str], plan: Plan,
+    checkpoint: Path, checkpoint_every: float = 30.0,
+) -> Any:  # fmt: skip
+    """As `fit_arrays`, for a table that is read by windows."""
+    net, asked = _arguments(schema, rows, None, method, settings, plan, None, None)
+    posterior = doxa.fit(
+        net, **asked, checkpoint=str(checkpoint), checkpoint_every=checkpoint_every, progress=True
+    )
+    posterior.metadata["table"] = schema.to_json()
+    posterior.metadata["method"] = method
+    if net is not None and nets.builder_of(net) is None:
+        posterior.metadata["net"] = plan.net
+    return posterior
+
+
 def plan_arrays(
     schema: Schema, x: Array, y: Array, method: str, settings: Sequence[str], plan: Plan,
     tasks: Sequence[str] | None = None, together: Together | None = None,
@@ -275,7 +298,7 @@ def plan_arrays(
 
 
 def _arguments(
-    schema: Schema, x: Array, y: Array, method: str, settings: Sequence[str], plan: Plan,
+    schema: Schema, x: Any, y: Array | None, method: str, settings: Sequence[str], plan: Plan,
     tasks: Sequence[str] | None, together: Together | None,
 ) -> tuple[nn.Module | None, dict[str, Any]]:  # fmt: skip
     """The network, and the arguments of `doxa.fit` that determine the result."""
@@ -286,8 +309,9 @@ def _arguments(
             "choose another method, or --likelihood gaussian for a number"
         )
     net = make_net(plan, schema.inputs, schema.outputs) if chosen.needs_network else None
+    data = x if y is None else (x, y) if tasks is None else grouped(x, y, tasks)
     asked = {
-        "data": (x, y) if tasks is None else grouped(x, y, tasks), "method": chosen,
+        "data": data, "method": chosen,
         "likelihood": assumed(schema.likelihood) if schema.assumed else schema.likelihood,
         "standardize": True, "seed": plan.seed, "validation": plan.held_out,
     }  # fmt: skip
@@ -384,8 +408,9 @@ def held_out_message(posterior: Any) -> str:
 
 def provenance(data: Path, rows: int, plan: Plan, asked: Mapping[str, Any]) -> dict[str, Any]:
     """The record of a fit for its report, kept in the posterior's metadata."""
+    digest = checksum_of_files(data) if data.is_dir() else checksum(data)
     return {
-        "source": {"file": data.name, "sha256": checksum(data), "rows": rows},
+        "source": {"file": data.name, "sha256": digest, "rows": rows},
         "asked": {**asdict(plan), **asked},
         "versions": {
             "doxa": doxa.__version__,

@@ -291,6 +291,17 @@ def checksum(path: Path) -> str:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
+def checksum_of_files(folder: Path) -> str:
+    """The SHA-256 of the names, sizes and times of change of the files of a folder. Their bytes may
+    be many; a fit compares the rows themselves (`doxa.data.streams`)."""
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    facts = [
+        (file.relative_to(folder).as_posix(), found.st_size, found.st_mtime_ns)
+        for file in files if (found := file.stat())
+    ]  # fmt: skip
+    return hashlib.sha256(repr(facts).encode()).hexdigest()
+
+
 def score(posterior: Any, schema: Schema, rows: Tested, seen: Array) -> dict[str, Any]:
     """The scores of held-out rows, and those of the best constant for the targets `seen` in
     training; intervals and sets have the level of a conformal posterior."""

@@ -38,12 +38,14 @@ import torch
 from doxa.app.columns import (
     CLASSIFIERS,
     COUNTS,
+    MOST_CATEGORIES,
     REGRESSIONS,
     UNCLEAR,
     Column,
     LeftOut,
     days_of,
     describe,
+    id_words,
     infer_column,
     infer_target,
     layout_of,
@@ -53,13 +55,17 @@ from doxa.app.reading import (
     Array,
     Dialect,
     gaps,
+    import_pandas,
     label_of,
     labels_of,
     numbers_of,
     place_of,
     refuse_gaps,
+    separator_of,
 )
-from doxa.app.tables import open_table, pick
+from doxa.app.tables import PARQUET, open_table, pick
+from doxa.data.readers import ArrowReader, CsvReader
+from doxa.data.streams import Stream
 from doxa.errors import DataError, StoreError, did_you_mean
 from doxa.likelihoods import LIKELIHOODS
 
@@ -342,6 +348,112 @@ def inferred(frame: pd.DataFrame, asked: TableSpec, dialect: Dialect | None) -> 
         frame, asked.target, asked.likelihood, asked.drop, asked.categorical, asked.index,
         asked.numeric, asked.missing, dialect, asked.group, asked.time, asked.time_input,
     )  # fmt: skip
+
+
+STREAMED = 1 << 30  # bytes of a file; larger ones are read by windows
+MOST_GATHERED = 20_000  # rows from which the types of columns are inferred, besides rare values
+_HEAD = 2000  # rows at the start among them
+
+
+def is_large(path: Path) -> bool:
+    """Whether a table is read by windows: a folder, or a file of more than 1 GiB."""
+    try:
+        return path.is_dir() or path.stat().st_size > STREAMED
+    except OSError:
+        return False
+
+
+def open_frames(path: Path, dialect: Dialect, **encoding: Any) -> ArrowReader | CsvReader:
+    """A reader of a table by groups of rows."""
+    if path.is_dir() or path.suffix.lower() in (*PARQUET, ".arrow", ".feather", ".ipc"):
+        return ArrowReader(path, **encoding)
+    if dialect.encoding not in (None, "utf-8", "utf-8-sig", "ascii"):
+        raise DataError(f"{path} is read by windows, which needs UTF-8, not {dialect.encoding}")
+    separator = dialect.sep or separator_of(path)
+    return CsvReader(path, separator=separator, decimal=dialect.decimal or ".", **encoding)
+
+
+def read_stream(path: Path, asked: TableSpec) -> tuple[Stream, Schema]:
+    """The rows of a large table, encoded as they are read, and the schema of their columns.
+
+    One pass over the table gathers the rows from which the schema is inferred: the first 2,000,
+    evenly spaced ones, and the first row with each category, up to the largest number of
+    categories, and with the first missing cell of each column. Medians, which fill missing cells,
+    are those of these rows."""
+    frames = open_frames(path, asked.dialect, width=1)
+    head, some = _gathered(frames, asked)
+    counting = [
+        name for name in map(str, head.columns)
+        if name not in (asked.target, *asked.numeric, *asked.categorical, *asked.drop)
+        and id_words(pick(head, name)) == COUNTS
+    ]  # fmt: skip
+    if len(counting) + len(asked.drop) + 1 >= head.shape[1]:
+        counting = []
+    dialect = (
+        None
+        if isinstance(frames, ArrowReader)
+        else replace(asked.dialect, sep=frames.separator, decimal=frames.decimal, encoding="utf-8")
+    )
+    schema = inferred(some, replace(asked, drop=(*asked.drop, *counting)), dialect)
+    notes = [
+        note.replace("dropped: by --drop", f"dropped: {COUNTS}")
+        if any(note.startswith(f"column {name!r} dropped") for name in counting) else note
+        for note in schema.notes
+    ]  # fmt: skip
+    schema = replace(schema, notes=tuple(notes))
+
+    def encode(frame: pd.DataFrame) -> tuple[Array, Array]:
+        frame = _named(frame)
+        return schema.features(frame)[0], schema.targets(frame)
+
+    reader = open_frames(path, asked.dialect, encode=encode, width=schema.inputs)
+    return Stream(reader), schema
+
+
+def _named(frame: pd.DataFrame) -> pd.DataFrame:
+    frame.columns = [str(name).strip() for name in frame.columns]
+    return frame
+
+
+def _gathered(
+    frames: ArrowReader | CsvReader, asked: TableSpec
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The first rows, and the rows from which a schema is inferred, with them."""
+    seen: dict[str, set[str]] = {}
+    empty: set[str] = set()
+    parts: list[pd.DataFrame] = []
+    head: pd.DataFrame | None = None
+    filled = [group for group, rows in enumerate(frames.sizes) if rows]
+    each = max(1, MOST_GATHERED // len(filled))
+    for group in filled:
+        frame = _named(frames.frame(group))
+        kept = set(np.linspace(0, len(frame) - 1, min(each, len(frame))).round().astype(int))
+        if head is None:
+            head = frame.head(_HEAD)
+            kept |= set(range(len(head)))
+        for name in frame.columns:
+            values = pick(frame, name)
+            known = seen.setdefault(name, set())
+            missing = gaps(values)
+            if missing and name not in empty:
+                empty.add(name)
+                kept.add(missing[0])
+            most = 2 if values.dtype.kind == "f" else MOST_CATEGORIES + 1
+            if len(known) >= most:
+                continue
+            for row in np.flatnonzero(~(values.duplicated() | values.isna()).to_numpy()):
+                label = label_of(values.iloc[int(row)])
+                if label not in known:
+                    known.add(label)
+                    kept.add(int(row))
+                if len(known) >= most:
+                    break
+        parts.append(frame.iloc[sorted(kept)])
+    assert head is not None
+    some = import_pandas().concat(parts, ignore_index=True)
+    if asked.target not in some.columns:
+        pick(some, asked.target)  # an error with similar names
+    return head, some
 
 
 def times_of(values: pd.Series) -> Array:

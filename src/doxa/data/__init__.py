@@ -28,6 +28,7 @@ from doxa.data.rows import (
     rows_of,
 )
 from doxa.data.scaling import Standardisation, standardise, warn_far, warn_unscaled
+from doxa.data.streams import Stream, read_csv, read_parquet, stream
 from doxa.data.tasks import Tasks, TaskSampler, condition_on_half
 from doxa.data.tokens import IGNORED, next_token, pad, without_labels
 
@@ -45,6 +46,7 @@ __all__ = [
     "Pass",
     "Source",
     "Standardisation",
+    "Stream",
     "TaskSampler",
     "Tasks",
     "as_tensor",
@@ -59,10 +61,13 @@ __all__ = [
     "next_token",
     "pad",
     "parse",
+    "read_csv",
+    "read_parquet",
     "reorder_columns",
     "rows_of",
     "source",
     "standardise",
+    "stream",
     "warn_far",
     "warn_unscaled",
     "without_labels",

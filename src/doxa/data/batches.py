@@ -170,6 +170,7 @@ class Data:
     given_weight: Tensor | None = None  # the user's weights, [N], used for held-out rows
     group: Tensor | None = None  # the number of each row's group, [N], if rows belong together
     evaluation: list[Tensor] | None = None  # rows that evaluate, if other held-out rows do not
+    stream: Any = None  # the training rows, if they are not in memory: `data.streams.StreamedRows`
 
     has_rows = True
 
@@ -244,7 +245,12 @@ class Data:
     def held_out_rows(self) -> Data:
         """The held-out rows in place of the training rows, with the user's weights."""
         assert self.validation is not None
-        return replace(self, rows=self.validation, weight=self.given_weight)
+        return replace(self, rows=self.validation, weight=self.given_weight, stream=None)
+
+    @property
+    def counts(self) -> Sequence[int]:
+        """The number of training rows of each split."""
+        return [len(rows) for rows in self.rows] if self.stream is None else self.stream.counts
 
     def weight_of(self, rows: Tensor) -> Tensor | None:
         """The user's weights of some rows; None if there are none."""
@@ -269,10 +275,10 @@ class Data:
 
     def total_weight(self, split_of: Sequence[int]) -> Tensor:
         """n for each member: the sum of its rows' weights, [M]."""
-        totals = []
+        totals, counts = [], self.counts
         for m, s in enumerate(split_of):
             if self.weight is None:
-                totals.append(float(len(self.rows[s])))
+                totals.append(float(counts[s]))
             else:
                 w = self.weight if self.weight.ndim == 1 else self.weight[m]
                 totals.append(float(w[self.rows[s].to(w.device)].sum()))
@@ -333,6 +339,9 @@ class Mini(Source):
     shuffled: bool = False
 
     def open(self, request: BatchRequest) -> Feed:
+        if request.data.stream is not None:
+            feed: Feed = request.data.stream.batches(request, self.independent)
+            return feed
         return Batches(
             request.data, request.split_of, request.keys, request.size, request.stage,
             self.independent, self.shuffled, request.steps,
@@ -344,7 +353,7 @@ class All(Source):
     """All rows in each step."""
 
     def open(self, request: BatchRequest) -> Feed:
-        return Pass(request.data, request.split_of, repeats=True)
+        return _passed(request, None, repeats=True)
 
 
 @dataclass(frozen=True)
@@ -352,7 +361,16 @@ class OnePass(Source):
     """Each row once, in order."""
 
     def open(self, request: BatchRequest) -> Feed:
-        return Pass(request.data, request.split_of, request.size)
+        return _passed(request, request.size)
+
+
+def _passed(request: BatchRequest, size: int | None, repeats: bool = False) -> Feed:
+    """The rows in order, in memory or from a stream."""
+    data, streamed = request.data, request.data.stream
+    if streamed is None:
+        return Pass(data, request.split_of, size, repeats)
+    feed: Feed = streamed.one_pass(request.split_of, request.keys, size or 1, repeats)
+    return feed
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 import os
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -174,7 +175,7 @@ def is_frame(value: Any) -> bool:
 
 def columns_of(value: Any) -> tuple[str, ...] | None:
     """The names of a frame's columns; None if they are not strings, such as 0, 1, 2."""
-    if not is_frame(value):
+    if not (is_frame(value) or isinstance(value, RowsByWindow)) or value.columns is None:
         return None
     names = tuple(value.columns)
     return names if names and all(isinstance(name, str) for name in names) else None
@@ -308,6 +309,16 @@ def rows_per_block(t: Tensor) -> int:
     return max(1, BLOCK_BYTES // (8 * max(1, math.prod(t.shape[1:]))))
 
 
+class RowsByWindow:
+    """Rows that are read by windows: the base of `doxa.data.Stream`."""
+
+    columns: tuple[str, ...] | None
+
+    @abstractmethod
+    def blocks(self, rows: int) -> Iterator[tuple[Tensor, Any, Any]]:
+        """The rows in order, at most `rows` at a time: their numbers, x and y."""
+
+
 class Rows(Dataset[Any]):
     """Reads rows of a map-style dataset by index."""
 
@@ -424,7 +435,7 @@ class Read(NamedTuple):
 
     x: Any
     y: Any
-    source: Rows | None
+    source: Any  # Rows, or a Stream (`data/streams.py`)
     weight: Tensor | None = None  # float64
     kept: Tensor | None = None
 
@@ -436,7 +447,17 @@ def is_columns(data: Any) -> bool:
     return rows and hasattr(data, "column_names") and hasattr(data, "set_format")
 
 
-def parse(data: Any) -> tuple[Any, Any, Rows | None]:
+def only_iterates(data: Any) -> bool:
+    """Whether it returns its rows in turn, and none by number: an `IterableDataset`, a `DataLoader`
+    over one, or a streaming set of the package datasets."""
+    inner = data.dataset if isinstance(data, DataLoader) else data
+    if isinstance(inner, IterableDataset):
+        return True
+    streaming = hasattr(inner, "column_names") and hasattr(inner, "__iter__")
+    return streaming and not hasattr(inner, "__len__")
+
+
+def parse(data: Any) -> tuple[Any, Any, Any]:
     """(x, y, source): tensors, or a source to read rows from."""
     return read(data)[:3]
 
@@ -452,18 +473,25 @@ def read(data: Any, sample_weight: Any = None) -> Read:
         kept = positive(weight)
         return (weight, None) if bool(kept.all()) else (weight[kept], kept)
 
-    from doxa.data.tasks import Tasks  # imported here: it imports this module
+    from doxa.data.streams import Stream, stream  # imported here: they import this module
+    from doxa.data.tasks import Tasks
 
-    if isinstance(data, DataLoader):
-        if isinstance(data.dataset, IterableDataset):
+    if only_iterates(data):
+        inner = data.dataset if isinstance(data, DataLoader) else data
+        if not hasattr(inner, "__len__"):
             raise DataError(
-                "a DataLoader over an IterableDataset has no rows to pick by number, which batches "
-                "need; pass a map-style Dataset"
+                "an IterableDataset without a length may never end, and has no rows to pick by "
+                "number: pass doxa.data.stream(dataset), which writes its rows to a temporary "
+                "folder, or a map-style Dataset"
             )
+        data = stream(data)
+    if isinstance(data, Stream):
+        if sample_weight is not None:
+            raise DataError("a stream takes no sample_weight: fit a sample, stream.sample(10_000)")
+        return Read(*data.head(), data)
+    if isinstance(data, DataLoader):
         collates = data.batch_size is not None
         source = Rows(data.dataset, data.collate_fn if collates else default_collate)
-    elif isinstance(data, IterableDataset):
-        raise DataError("an IterableDataset has no rows to pick: pass a map-style Dataset")
     elif isinstance(data, Dataset):
         source = Rows(data, collate)
     elif is_columns(data):
@@ -582,6 +610,11 @@ def join_batches(x: Any) -> Any:
     The first entry of a pair is x. It is an error if batches would change the order of the rows,
     drop rows, or never end.
     """
+    if isinstance(x, RowsByWindow):
+        raise MemoryBudgetError(
+            f"all rows of {x!r} would be in memory: use posterior.predict_blocks(stream), or a "
+            "sample, stream.sample(10_000)"
+        )
     if not isinstance(x, DataLoader | Dataset) and not is_columns(x):
         return x
     length = _length(x.dataset if isinstance(x, DataLoader) else x)
@@ -615,6 +648,9 @@ def blocks(x: Any, rows: int) -> Iterator[Any]:
     elif isinstance(x, Dataset):
         loader = DataLoader(x, batch_size=rows, collate_fn=collate)
         yield from map(_inputs, _read(iter(loader)))
+    elif isinstance(x, RowsByWindow):
+        for _, part, _ in x.blocks(rows):
+            yield part
     elif is_columns(x):
         loader = DataLoader(x, batch_size=rows, collate_fn=pad)
         yield from map(_inputs, _read(iter(loader)))

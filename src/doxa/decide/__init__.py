@@ -13,12 +13,12 @@ from doxa.decide.acquisition import (
 )
 from doxa.decide.batch import Batch, batch_bald
 from doxa.decide.design import eig
-from doxa.decide.select import joint, score, select
+from doxa.decide.select import TopRows, joint, score, select, top_rows
 
 __all__ = [
-    "Batch", "active", "bald", "batch_bald", "design", "eig", "epig", "joint", "margin",
+    "Batch", "TopRows", "active", "bald", "batch_bald", "design", "eig", "epig", "joint", "margin",
     "max_entropy", "mean_std", "predictive_variance", "random", "score", "select",
-    "variation_ratio",
+    "top_rows", "variation_ratio",
 ]  # fmt: skip
 
 

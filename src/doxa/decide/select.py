@@ -20,13 +20,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from doxa import checks
-from doxa.data import as_tensor, blocks, free_memory, rows_of
+from doxa.data import as_tensor, as_tensors, blocks, free_memory, reorder_columns, rows_of
+from doxa.data.rows import RowsByWindow
 from doxa.decide.acquisition import Acquisition, acquisition, chance
 from doxa.decide.batch import batch_bald
 from doxa.errors import DataError, MethodError, ShapeError
@@ -55,9 +57,10 @@ def score(
     ----------
     posterior : Posterior
         The posterior that predicts.
-    pool : array_like, DataFrame, Dataset or DataLoader
-        An array, a tensor or frame, a memory map, a `Dataset`, or a `DataLoader` (in its own
-        batches) that does not shuffle. Of the pairs of a dataset x is used.
+    pool : Stream, array_like, DataFrame, Dataset or DataLoader
+        An array, a tensor or frame, a memory map, a `Dataset`, a `DataLoader` (in its own batches)
+        that does not shuffle, or rows that are read by windows (`doxa.data.read_parquet`). Of the
+        pairs of a dataset x is used.
     by : str or callable, default "bald"
         The name of an acquisition, "random", or a function of a predictive that returns [N].
     n : int, optional
@@ -79,6 +82,8 @@ def score(
     count = kept(posterior, n)
     found: list[Tensor] = []
     done = 0
+    if isinstance(pool, RowsByWindow):
+        pool = reorder_columns(pool, posterior.columns, "the pool")
     for x in blocks(pool, size or block_rows(posterior, count)):
         p = posterior.predict(x, count, seed) if of is not None else None
         rows = rows_of(x, "the pool")
@@ -91,6 +96,88 @@ def score(
     if of is None:
         return chance(done, posterior.record.seed if seed is None else seed)
     return torch.cat(found)
+
+
+class TopRows(NamedTuple):
+    """The rows of a pool with the best scores, the best first.
+
+    Attributes
+    ----------
+    rows : Tensor of shape [k]
+        Their numbers.
+    scores : Tensor of shape [k]
+    x : Tensor, or a tree of tensors
+        Their inputs.
+    """
+
+    rows: Tensor
+    scores: Tensor
+    x: Any
+
+
+def top_rows(
+    posterior: Posterior,
+    pool: Any,
+    k: int,
+    by: str | Acquisition = "bald",
+    *,
+    n: int | None = 100,
+    seed: int | None = None,
+    block: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> TopRows:
+    """The k rows of a pool with the largest scores, in one pass over the pool.
+
+    It is for pools whose scores do not fit in memory: that of one block and of k rows is used. Of
+    rows with equal scores those that come first are chosen.
+
+    Parameters
+    ----------
+    posterior : Posterior
+        The posterior that predicts.
+    pool : Stream, array_like, DataFrame, Dataset or DataLoader
+        As in `score`.
+    k : int
+        The number of rows.
+    by : str or callable, default "bald"
+        As in `score`, but not "random".
+    n, seed, block, progress
+        As in `score`.
+
+    Returns
+    -------
+    TopRows
+        The numbers, scores and inputs of the rows.
+    """
+    of, count = acquisition(by), kept(posterior, n)
+    checks.whole("k", k)
+    size = block_rows(posterior, count) if block is None else checks.whole("block", block)
+    best: TopRows | None = None
+    done = 0
+    if isinstance(pool, RowsByWindow):
+        pool = reorder_columns(pool, posterior.columns, "the pool")
+    for given in blocks(pool, size):
+        x = as_tensors(posterior.read(given), "the pool")
+        rows = rows_of(x, "the pool")
+        scores = _checked(of(posterior.predict(given, count, seed)), rows).double()
+        bad = ~torch.isfinite(scores)
+        if bool(bad.any()):
+            row = int(bad.nonzero()[0, 0])
+            raise DataError(f"the score of row {done + row} is {float(scores[row])}")
+        numbers = torch.arange(done, done + rows)
+        if best is not None:
+            numbers, scores = torch.cat([best.rows, numbers]), torch.cat([best.scores, scores])
+            x = tree_map(lambda a, b: torch.cat([a, b]), best.x, x)
+        top = scores.argsort(descending=True, stable=True)[:k]
+        best = TopRows(numbers[top], scores[top], tree_map(lambda t: t[top], x))  # noqa: B023
+        done += rows
+        if progress is not None:
+            progress(done)
+    if best is None:
+        raise DataError("the pool is empty: it has no rows to score")
+    if len(best.rows) < k:
+        raise DataError(f"k = {k} rows, but the pool has only {len(best.rows)}")
+    return best
 
 
 def kept(posterior: Posterior, n: int | None) -> int | None:

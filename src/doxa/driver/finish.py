@@ -92,7 +92,7 @@ def _posterior(
     _check_divergence(posterior, part, result, rows)
     if isinstance(whole.data, Data):
         first, held_out = part.split_of[0], whole.data.validation
-        record.diagnostics["rows"] = len(whole.data.rows[first])
+        record.diagnostics["rows"] = whole.data.counts[first]
         if held_out is not None and len(set(part.split_of)) > 1:  # together they have all rows
             record.diagnostics["rows"] += len(held_out[first])
         if whole.data.validation is not None and not whole.data.tasks:

@@ -255,7 +255,9 @@ class EarlyStopping:
         if not isinstance(data, Data) or data.validation is None:
             return None
         least = math.ceil(steps / 100)
-        epochs = [max(least, len(rows) // run.settings.batch_size) for rows in data.rows]
+        epochs = [max(least, count // run.settings.batch_size) for count in data.counts]
+        if data.stream is not None:  # an epoch of a stream may be the whole stage
+            epochs = [min(epoch, max(least, steps // 10)) for epoch in epochs]
         if run.pooled_rows is not None:  # members are scored at the same steps
             epochs = [max(epochs)] * len(epochs)
         return cls(run, method, patience, [epochs[s] for s in run.split_of], steps)

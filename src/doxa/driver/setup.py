@@ -56,6 +56,7 @@ from doxa.data.dependence import (
 )
 from doxa.data.fitted_rows import input_columns, reference_of
 from doxa.data.rows import Rows, check_lengths, effective_rows, read
+from doxa.data.streams import Stream
 from doxa.driver.runs import RunSpec
 from doxa.engine import Engine, choose_engine, fall_back_to_loop
 from doxa.engine.engine import Count, may_use_threads
@@ -281,7 +282,7 @@ class Given(NamedTuple):
 
     x: Any
     y: Any
-    source: Rows | None
+    source: Rows | Stream | None
     total: int
     tasks: Tasks | None
     names: tuple[Names, Names]  # of x and y
@@ -298,6 +299,14 @@ class Given(NamedTuple):
         x, y, source, weight, kept = read(data, sample_weight)
         if source is None:
             check_lengths(x, y)
+        if isinstance(source, Stream):
+            for name, value in (("groups", groups), ("time", time)):
+                if value is not None:
+                    raise DataError(
+                        f"a stream takes no {name}: fit a sample, stream.sample(10_000)"
+                    )
+            own = Names(source.columns)
+            return cls(x, y, source, len(source), None, (own, Names()))
         total = len(source) if source is not None else rows_of(x, "x")
         tasks = data if isinstance(data, Tasks) else None
         if tasks is not None and kept is not None:
@@ -366,7 +375,7 @@ def prepare_data(
             raise
         raise type(error)(f"{error} (rows of weight 0 are not counted)") from error
     if likelihood.classifies and source is None:
-        _check_classes(y, likelihood)
+        check_classes(y, likelihood)
     rows = [given.rows_of_run(spec) for spec in specs]
     if tasks is not None and validation == "auto":
         validation = None
@@ -411,9 +420,10 @@ def prepare_data(
             x, y = put(scales[0].x(x, dtype)), put(scales[0].y(y, dtype))
     if group is not None and extent > total:  # each row of a pair is a group of its own
         group = torch.cat([group, torch.arange(extent - total) + len(group)])
+    memory = source if isinstance(source, Rows) else None
     held = Data(
         x, y, splits.rows, scales, device, dtype, extent, splits.held_out, weight, scaled_per_run,
-        lazy, source, prepare, tasks or False, splits.owners, group=group,
+        lazy, memory, prepare, tasks or False, splits.owners, group=group,
         evaluation=splits.evaluation,
     )  # fmt: skip
     return held, splits, output, inputs
@@ -422,21 +432,25 @@ def prepare_data(
 def fitted_rows(given: Given, specs: Sequence[RunSpec], validation: Any) -> list[FittedRows | None]:
     """The rows that each run used: its own rows, some of which may be held out for early stopping,
     and the rows of `validation`. None if the rows are not in memory."""
+    if isinstance(given.source, Stream) and (found := given.source.surveyed) is not None:
+        return [replace(FittedRows.of(found.x, found.y), total=given.total)] * len(specs)
     if given.source is not None or given.tasks is not None:
         return [None] * len(specs)
     more = None
     if isinstance(validation, tuple | list):
         vx = reorder_columns(validation[0], given.names[0].columns, "validation x")
         more = FittedRows.of(*read((vx, validation[1]))[:2])
-    found: list[FittedRows | None] = []
+    each: list[FittedRows | None] = []
     for spec in specs:
         own = FittedRows.of(given.x, given.y, given.rows_of_run(spec).unique())
-        found.append(own if more is None else own.plus(more))
-    return found
+        each.append(own if more is None else own.plus(more))
+    return each
 
 
 def reference_inputs(given: Given, spec: RunSpec) -> Tensor | None:
     """The inputs of a run's rows that new rows are compared with; None if there are none."""
+    if isinstance(given.source, Stream) and (found := given.source.surveyed) is not None:
+        return reference_of(input_columns(found.x))
     if given.source is not None or given.tasks is not None or not isinstance(given.x, Tensor):
         return None
     return reference_of(input_columns(given.x[given.rows_of_run(spec).unique().to(given.x.device)]))
@@ -451,7 +465,7 @@ def _resident(x: Any, y: Any, copies: int, device: torch.device) -> bool:
     return False
 
 
-def _check_classes(y: Any, likelihood: Likelihood) -> None:
+def check_classes(y: Any, likelihood: Likelihood) -> None:
     ignored = likelihood.ignore_index
     for leaf in tree_flatten(y)[0]:
         seen = leaf.unique()
@@ -528,12 +542,23 @@ def stack(
         output=output, likelihoods=likelihoods,
     )  # fmt: skip
     run = replace(run, initial=run.initial_weights(), pooled_rows=_pooled_rows(run, pooled))
+    if data.stream is not None:
+        return _with_stream_weights(run, method)
     weights = method.row_weights(run)
     if weights is not None:
         run = _with_weights(run, method, weights)
     if bool((run.n <= 0).any()):
         raise DataError("the sample weights of a run's rows are all zero: nothing is left to fit")
     return run
+
+
+def _with_stream_weights(run: Run, method: Method) -> Run:
+    """The run with the method's weights of the rows of a stream, which are functions of the number
+    of the row. Their mean is 1."""
+    if type(method).streamed_row_weights is Method.streamed_row_weights:
+        return run
+    stream = run.rows.stream.weighted(method.streamed_row_weights)
+    return replace(run, data=replace(run.rows, stream=stream))
 
 
 def _pooled_rows(run: Run, always: bool) -> list[float] | None:
@@ -761,6 +786,8 @@ def fingerprint(run: Run, method: Method, specs: Sequence[RunSpec]) -> str:
         facts["precision"] = run.engine.precision
     if run.settings.channels_last:
         facts["channels_last"] = True
+    if data.stream is not None:
+        facts["stream"] = data.stream.stream.identity
     if run.settings.microbatch is not None:
         facts["microbatch"] = run.settings.microbatch
     digest.update(json.dumps(facts, sort_keys=True).encode())

@@ -85,6 +85,9 @@ class TrunkOutputs:
         data = run.data
         if self.keep is False:
             return run
+        if isinstance(data, Data) and data.stream is not None:
+            log.info("the frozen trunk is computed in every pass: the rows are not in memory")
+            return run
         if not isinstance(data, Data) or data.tasks or method.reads_inputs(run):
             name = method.name
             log.info("the frozen trunk is computed in every pass: %s reads the inputs", name)

@@ -13,6 +13,7 @@ weights usually matter more than the row weights.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -23,6 +24,7 @@ from doxa import store
 from doxa.data.dependence import group_sizes
 from doxa.ensemble.map import MAP
 from doxa.method import Run
+from doxa.noise import Noise
 
 
 @store.register("bootstrap")
@@ -33,6 +35,12 @@ class BayesianBootstrap(MAP):
 
     name: ClassVar[str] = "bootstrap"
     default_members: ClassVar[int] = 10
+
+    def streamed_row_weights(self, keys: Sequence[str], numbers: Tensor) -> Tensor:
+        """Row weights [M, N] of rows of a stream, Exp(1): those of `row_weights`, but for the
+        division by their mean over all rows, which is 1 up to 1/√N."""
+        noise = Noise(0, "bootstrap", list(keys), dtype=torch.float64)
+        return -noise.uniform_at(numbers).log()
 
     def row_weights(self, run: Run) -> Tensor:
         """Row weights [M, N]: their mean over the rows of a member is 1; rows outside its training

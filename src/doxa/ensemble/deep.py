@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -47,6 +47,7 @@ class DeepEnsemble(MAP):
     """
 
     name: ClassVar[str] = "deep-ensemble"
+    streams: ClassVar[Literal["batches", "passes"] | None] = "batches"
     is_ensemble: ClassVar[bool] = True
     default_members: ClassVar[int] = 5
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -87,6 +87,7 @@ class MAP(Method):
     name: ClassVar[str] = "map"
     half_precision: ClassVar[bool] = True
     overfits: ClassVar[bool] = True
+    streams: ClassVar[Literal["batches", "passes"] | None] = "batches"
     alternatives: ClassVar[Alternatives] = Alternatives()
     copies: ClassVar[float] = 15.0
     large_copies: ClassVar[tuple[float, float] | None] = (4.0, 1.0)  # θ, m, v, the last good θ; ∇

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -58,6 +58,7 @@ class SnapshotEnsemble(Method):
     """
 
     rate_by_network: ClassVar[bool] = True
+    streams: ClassVar[Literal["batches", "passes"] | None] = "batches"
     name: ClassVar[str] = "snapshot"
     renamed: ClassVar[Mapping[str, str]] = {"size": "snapshots"}
     half_precision: ClassVar[bool] = True

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -56,6 +56,7 @@ class SVGD(Method):
     """
 
     rate_by_network: ClassVar[bool] = True
+    streams: ClassVar[Literal["batches", "passes"] | None] = "batches"
     name: ClassVar[str] = "svgd"
     half_precision: ClassVar[bool] = True
     overfits: ClassVar[bool] = True

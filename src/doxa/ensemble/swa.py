@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -58,6 +58,7 @@ class SWA(Method):
     """
 
     rate_by_network: ClassVar[bool] = True
+    streams: ClassVar[Literal["batches", "passes"] | None] = "passes"
     name: ClassVar[str] = "swa"
     renamed: ClassVar[Mapping[str, str]] = {"share": "average", "rate": "swa_lr"}
     half_precision: ClassVar[bool] = True

@@ -23,7 +23,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -86,6 +86,7 @@ class BayesianLinear(Method):
     """
 
     name: ClassVar[str] = "linear"
+    streams: ClassVar[Literal["batches", "passes"] | None] = "passes"
     renamed: ClassVar[Mapping[str, str]] = {"fit_by": "tune"}
     default_batch: ClassVar[int] = 4096
     needs_network: ClassVar[bool] = False

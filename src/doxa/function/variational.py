@@ -30,7 +30,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -141,6 +141,7 @@ class VariationalProcess(Method):
     """
 
     default_steps: ClassVar[int] = 1000
+    streams: ClassVar[Literal["batches", "passes"] | None] = "passes"
     default_rate: ClassVar[float] = 2e-2
     default_batch: ClassVar[int] = 256
     needs_network: ClassVar[bool] = False

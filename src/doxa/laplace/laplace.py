@@ -49,7 +49,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -278,6 +278,7 @@ class Laplace(Method):
     """
 
     rate_by_network: ClassVar[bool] = True
+    streams: ClassVar[Literal["batches", "passes"] | None] = "passes"
     name: ClassVar[str] = "laplace"
     renamed: ClassVar[Mapping[str, str]] = {
         "polish": "newton_steps",
@@ -427,7 +428,8 @@ class Laplace(Method):
                     self.curvature_draws, self.structure,
                 )  # fmt: skip
         posterior = self._evaluated(run, state, rows, error)
-        if posterior.record.status == status.WORSE and self._may_move(run):
+        may_move = self._may_move(run) and run.rows.stream is None  # it needs all rows at once
+        if posterior.record.status == status.WORSE and may_move:
             posterior = self._evaluated(run, state, rows, error, moves=True)
         if error is not None:
             diagnostics = posterior.record.diagnostics

@@ -341,7 +341,7 @@ def default_newton_steps(run: Run, trained: bool) -> int:
     It is 0 also where held-out rows stop the training, where the training is too short to come near
     a maximum, or where the weights are not trained. It does not depend on the number of members.
     """
-    if not trained or run.stops_early or run.steps < _SHORT:
+    if not trained or run.stops_early or run.steps < _SHORT or run.rows.stream is not None:
         return 0
     size, rows = len(run.subset_index), max(len(own) for own in run.rows.rows)
     matrices = 2 * rows * output_size(run.net.output) * size**2 + size**3  # two sums and a factor

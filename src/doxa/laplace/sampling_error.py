@@ -118,7 +118,7 @@ def sampling_error(
     all_rows = Shares(*(torch.cat(parts, 1) for parts in zip(*found, strict=True)))
     # `Outputs.root` divides two draws by √2, so the values here are q/2, and their squares q²/4
     spread = lambda each: 2.0 * (each[..., 0] - each[..., 1]).square().sum(1)  # noqa: E731
-    counts = [(len(data.rows[s]), len(rows.rows[s])) for s in run.split_of]
+    counts = [(data.counts[s], len(rows.rows[s])) for s in run.split_of]
     more = torch.tensor([whole / some for whole, some in counts]).to(step)
     share = more / sums.draws
     bias = all_rows.second.sum(1) * share

@@ -339,10 +339,29 @@ def has_factors(run: Run) -> bool:
 def _few_rows(method: Laplace, run: Run) -> bool:
     """Whether the kernel of every run is small, and "functional" supports the settings: a Gaussian
     prior with one scale, and one noise level."""
-    longest = max(map(len, run.rows.rows))
-    if longest * output_size(run.net.output) > _FULL or not run.prior.is_gaussian:
+    longest = max(run.rows.counts)
+    if (
+        run.rows.stream is not None
+        or longest * output_size(run.net.output) > _FULL
+        or not run.prior.is_gaussian
+    ):
         return False
     return method.tuned_scale == "shared" and Sums(functional.Kernel()).groups(run) == 1
+
+
+def _check_stream(method: Laplace) -> None:
+    """An error for settings that need all rows at once."""
+    wrong = [
+        f"{name}={getattr(method, name)!r}" for name, allowed in (
+            ("structure", ("auto", "full", "diagonal", "block-diagonal", "kronecker")),
+            ("newton_steps", (None, 0)), ("mean_correction", ("auto", False)),
+        ) if getattr(method, name) not in allowed
+    ]  # fmt: skip
+    if wrong:
+        raise MethodError(
+            f"laplace with {wrong[0]} needs all rows at once, and a stream is read by windows: "
+            "leave the setting out, or fit a sample, stream.sample(10_000)"
+        )
 
 
 def check_run(method: Laplace, run: Run, sums: Sums) -> None:
@@ -351,6 +370,8 @@ def check_run(method: Laplace, run: Run, sums: Sums) -> None:
             "train=False keeps the weights of the network, but init='fresh' replaces them by "
             "random ones: use fit(..., init='given') with a trained network"
         )
+    if run.rows.stream is not None:
+        _check_stream(method)
     if method.curvature == "sampled" and noise_groups(run) > 1:
         raise MethodError(
             "curvature='sampled' has one noise level for all outputs: use per_output=False, or "

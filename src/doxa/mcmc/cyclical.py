@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -50,6 +50,7 @@ class CyclicalSGMCMC(StochasticGradient):
     """
 
     name: ClassVar[str] = "cyclical"
+    streams: ClassVar[Literal["batches", "passes"] | None] = "batches"
     renamed: ClassVar[Mapping[str, str]] = {"step": "step_size"}
     default_rate: ClassVar[float] = 1e-2
     columnwise: ClassVar[bool] = True

@@ -38,7 +38,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -80,6 +80,7 @@ class PSGLD(StochasticGradient):
     """
 
     name: ClassVar[str] = "psgld"
+    streams: ClassVar[Literal["batches", "passes"] | None] = "batches"
     renamed: ClassVar[Mapping[str, str]] = {
         "step": "step_size",
         "smoothing": "beta2",

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -58,6 +58,7 @@ class SGHMC(StochasticGradient):
     """
 
     name: ClassVar[str] = "sghmc"
+    streams: ClassVar[Literal["batches", "passes"] | None] = "batches"
     renamed: ClassVar[Mapping[str, str]] = {"step": "step_size"}
     columnwise: ClassVar[bool] = True
     state_copies: ClassVar[float | None] = 1.0

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -55,6 +55,7 @@ class SGLD(StochasticGradient):
     """
 
     name: ClassVar[str] = "sgld"
+    streams: ClassVar[Literal["batches", "passes"] | None] = "batches"
     renamed: ClassVar[Mapping[str, str]] = {"step": "step_size"}
     default_rate: ClassVar[float] = 1e-2
     columnwise: ClassVar[bool] = True

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
@@ -36,6 +36,7 @@ class Components(Method):
     """
 
     rate_by_network: ClassVar[bool] = True
+    streams: ClassVar[Literal["batches", "passes"] | None] = "passes"
     overfits: ClassVar[bool] = True
     alternatives: ClassVar[Alternatives] = Alternatives()
     half_precision: ClassVar[bool] = True

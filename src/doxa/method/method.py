@@ -629,6 +629,9 @@ class Method(metaclass=_Renaming):
     by_held_out: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     # Settings that are tried besides the defaults; None: no others (`driver/alternatives.py`).
     alternatives: ClassVar[Alternatives | None] = None
+    # How it reads rows that are not in memory (`data/streams.py`): by mini-batches alone, also by
+    # passes over all rows, or not at all.
+    streams: ClassVar[Literal["batches", "passes"] | None] = None
     half_precision: ClassVar[bool] = False  # its network may compute in bfloat16
     own_weights: ClassVar[bool] = False  # `prepare` makes weights that are not the given network's
     modules_stack: ClassVar[bool] = False  # the method's own modules run under vmap
@@ -760,6 +763,11 @@ class Method(metaclass=_Renaming):
         place of a predicate). The values of weights and buffers are other ones: the result must not
         depend on them."""
         return problem
+
+    def streamed_row_weights(self, keys: Sequence[str], numbers: Tensor) -> Tensor | None:
+        """A weight for each member and row of a stream, [M, N], from the keys of the members
+        (`Run.keys`) and the numbers of the rows; their mean is 1. None: no weights."""
+        return None
 
     def row_weights(self, run: Run) -> Tensor | None:
         """Weights of the rows for each member, [M, N]. They are multiplied by the user's."""

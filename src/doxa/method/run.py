@@ -446,6 +446,9 @@ class Run:
 
     def passes(self, size: int = 4096) -> Pass:
         """Every row once, `size` at a time."""
+        if self.rows.stream is not None:
+            feed: Pass = self.rows.stream.one_pass(self.split_of, self.keys, size)
+            return feed
         return Pass(self.rows, self.split_of, size)
 
     def common(self, method: Method) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Required, Self, TypedDict
@@ -26,6 +26,7 @@ from doxa.data import (
     Names,
     Standardisation,
     as_tensors,
+    blocks,
     cast,
     check_finite,
     join_batches,
@@ -34,6 +35,7 @@ from doxa.data import (
     warn_far,
     without_labels,
 )
+from doxa.data.rows import RowsByWindow
 from doxa.engine.engine import default_modes
 from doxa.errors import DataError, MethodError, ShapeError, StoreError, Unavailable, deprecated
 from doxa.likelihoods import Affine, Likelihood
@@ -469,6 +471,38 @@ class Posterior(describe.Described, ABC):
             "samples", or "moments" to stream where samples would not fit in memory.
         """
         return self._predict(x, n, seed, keep).for_targets(self.scalar_targets)
+
+    def predict_blocks(
+        self, x: Any, rows: int = 4096, n: int | None = None, seed: int | None = None,
+        keep: str = "samples",
+    ) -> Iterator[tuple[Tensor, Predictive]]:  # fmt: skip
+        """Predictive distributions of rows that need not fit in memory, a block at a time.
+
+        Function s is the same in every block, because it depends on the seed alone.
+
+        Parameters
+        ----------
+        x : Stream, array, Tensor, data frame, DataLoader or Dataset
+            Inputs as in `predict`, or rows that are read by windows (`doxa.data.read_parquet`), of
+            which targets are not needed.
+        rows : int, default 4096
+            The most rows of a block. A `DataLoader` has its own batches.
+        n, seed, keep
+            As in `predict`.
+
+        Yields
+        ------
+        tuple of (Tensor, Predictive)
+            The numbers of the rows, and their predictive distribution.
+        """
+        first = 0
+        if isinstance(x, RowsByWindow):
+            x = reorder_columns(x, self.columns)
+        for part in blocks(x, rows):
+            p = self.predict(part, n, seed, keep)
+            last = first + rows_of(part, "x")
+            yield torch.arange(first, last), p
+            first = last
 
     @default_modes()
     def functions(self, x: Any, n: int = 20, seed: int | None = None) -> Tensor:

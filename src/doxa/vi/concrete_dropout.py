@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -86,6 +86,7 @@ class ConcreteDropout(Method):
     """
 
     rate_by_network: ClassVar[bool] = True
+    streams: ClassVar[Literal["batches", "passes"] | None] = "passes"
     name: ClassVar[str] = "concrete-dropout"
     renamed: ClassVar[Mapping[str, str]] = {"initial": "initial_p"}
     half_precision: ClassVar[bool] = True

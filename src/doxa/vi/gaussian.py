@@ -15,7 +15,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -62,6 +62,7 @@ class DrawnWeights(Method):
     """
 
     default_steps: ClassVar[int] = 4000
+    streams: ClassVar[Literal["batches", "passes"] | None] = "passes"
     overfits: ClassVar[bool] = True
     shrinks: ClassVar[bool] = True
 

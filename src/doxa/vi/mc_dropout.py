@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -71,6 +71,7 @@ class MCDropout(Method):
     """
 
     rate_by_network: ClassVar[bool] = True
+    streams: ClassVar[Literal["batches", "passes"] | None] = "passes"
     name: ClassVar[str] = "mc-dropout"
     half_precision: ClassVar[bool] = True
     overfits: ClassVar[bool] = True

@@ -24,7 +24,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -83,6 +83,7 @@ class MNF(Method):
     """
 
     name: ClassVar[str] = "mnf"
+    streams: ClassVar[Literal["batches", "passes"] | None] = "passes"
     half_precision: ClassVar[bool] = True
     default_steps: ClassVar[int] = 4000
     overfits: ClassVar[bool] = True

@@ -212,6 +212,14 @@ def fit(
     calibration_share: CalibrationShare = None,
     device: Device = None,
     seed: Seed = 0,
+    stream: Annotated[
+        bool,
+        typer.Option(
+            "--stream",
+            help="Read the rows by windows, and not all at once. Always so for a folder of Parquet "
+            "files, and for a file of more than 1 GiB.",
+        ),
+    ] = False,
     checkpoint_every: Annotated[
         float, typer.Option(min=0.0, help="Seconds between checkpoints.")
     ] = 30.0,
@@ -277,6 +285,23 @@ def fit(
         checkpoint = fitting.prepare_out(out_folder, overwrite)  # it may have been finished since
     if net is not None and not chosen.needs_network:
         raise MethodError(f"method {method!r} needs no network: remove --net")
+    if stream or schema.is_large(data):
+        for option, value in (
+            ("--task", task), ("--group", group), ("--time", time), ("--split", split),
+            ("--calibrate", calibrate), ("--conformal", conformal), ("--index", index),
+        ):  # fmt: skip
+            if value is not None:
+                raise MethodError(
+                    f"{option} needs all rows in memory, and {data} is read by windows: fit a "
+                    "sample of the rows, or use --test with a second table"
+                )
+        if plan_only:
+            raise MethodError(f"--plan needs the rows in memory, and {data} is read by windows")
+        _fit_stream(
+            data, table, method, chosen, settings or (), plan, test, checkpoint, checkpoint_every,
+            overwrite, resume, out_folder, allow_status,
+        )  # fmt: skip
+        return
     frame, columns = schema.read_dataset(data, table)
     asked = asked.of(columns.likelihood)
     labels = None if columns.classes is None else columns.targets(frame)
@@ -369,6 +394,61 @@ def fit(
     out.print(
         f"saved to {escape(str(out_folder))}; next: doxa predict {escape(str(out_folder))} "
         f"NEW.csv{with_context}",
+        soft_wrap=True,
+    )
+    exit_by_status(posterior, allow_status)
+
+
+def _fit_stream(
+    data: Path, table: Any, method: str, chosen: Any, settings: Sequence[str], plan: Any,
+    test: Path | None, checkpoint: Path, checkpoint_every: float, overwrite: bool, resume: bool,
+    out_folder: Path, allow_status: bool,
+) -> None:  # fmt: skip
+    """Fit to a table that is read by windows."""
+    from doxa.app import fitting, held_out, schema
+    from doxa.driver.validation import evaluate_rows
+
+    if chosen.streams is None:
+        raise MethodError(
+            f"method {method!r} needs all rows in memory, and {data} is read by windows: fit a "
+            "sample of the rows, or use another method (doxa methods NAME says how it reads)"
+        )
+    rows, columns = schema.read_stream(data, table)
+    tested = None if test is None else held_out.read_test(test, data, columns, table.dialect)
+    say_schema(columns, len(rows))
+    out.print(
+        f"{len(rows.windows):,} windows of rows are read in turn", highlight=False, soft_wrap=True
+    )
+    size = fitting.network_size(plan, chosen, columns)
+    if message := fitting.say_cost(plan, chosen, len(rows), size):
+        out.print(message, highlight=False, soft_wrap=True)
+    remembered = {"test": None if test is None else test.name, "stream": True}
+    origin = fitting.provenance(data, len(rows), plan, table.facts() | remembered)
+    facts = fit_facts(table.target, method, settings, origin)
+    out.print(resume_message(claim_checkpoint(checkpoint, facts, overwrite), resume), end="")
+    start = perf_counter()
+    with remove_if_unstarted(checkpoint):
+        posterior = fitting.fit_stream(
+            columns, rows, method, settings, plan, checkpoint, checkpoint_every
+        )
+    posterior.metadata.update(origin)
+    seconds = perf_counter() - start
+    for message in (fitting.stages_message(posterior), fitting.held_out_message(posterior)):
+        if message:
+            out.print(message, highlight=False, soft_wrap=True)
+    if tested is not None:
+        found = rows.surveyed
+        assert found is not None
+        seen = found.y.numpy()
+        scores = held_out.score(posterior, columns, tested, seen)
+        posterior.metadata["held_out_scores"] = scores
+        out.print(score_table(scores))
+        evaluate_rows(posterior, tested.x, tested.y, f"rows of --test {tested.file}", seen)
+    out.print(f"{method}: {status_of(posterior)}, {seconds:.1f} s", highlight=False, soft_wrap=True)
+    posterior.save(str(out_folder))
+    fitting.forget_checkpoint(checkpoint)
+    out.print(
+        f"saved to {escape(str(out_folder))}; next: doxa predict {escape(str(out_folder))} NEW.csv",
         soft_wrap=True,
     )
     exit_by_status(posterior, allow_status)

@@ -62,6 +62,14 @@ def watch(
         Path | None,
         typer.Option(help="The folder of the state. Default: the folder watch in RUN."),
     ] = None,
+    stream: Annotated[
+        bool,
+        typer.Option(
+            "--stream",
+            help="Read the new rows by windows, and not all at once. Always so for a folder of "
+            "Parquet files, and for a file of more than 1 GiB.",
+        ),
+    ] = False,
     net: SavedNet = None,
     sep: Sep = None,
     decimal: Decimal = None,
@@ -78,7 +86,7 @@ def watch(
     """
     from doxa import store
     from doxa.app import fitting, schema
-    from doxa.app.held_out import checksum
+    from doxa.app.held_out import checksum, checksum_of_files
     from doxa.app.reading import Dialect
     from doxa.evaluate import Watch
 
@@ -95,7 +103,8 @@ def watch(
     for path, count in ((data, _rows), (labels, _labels)):
         if path is None:
             continue
-        digest = checksum(path)
+        large = stream or schema.is_large(path)
+        digest = checksum_of_files(path) if path.is_dir() else checksum(path)
         if digest in found.seen_data:
             earlier = found.seen_data[digest]
             same = "" if earlier == path.name else f", as {earlier}"
@@ -103,6 +112,11 @@ def watch(
                 escape(f"{path.name} was counted before{same}: it is not counted again"),
                 highlight=False, soft_wrap=True,
             )  # fmt: skip
+            continue
+        if large and count is _rows:
+            message = _blocks(found, columns, path, dialect, digest, key, group)
+            out.print(escape(message), highlight=False, soft_wrap=True)
+            changed = True
             continue
         frame, notes = schema.read_more(path, columns, dialect)
         for note in notes:
@@ -201,6 +215,30 @@ def _rows(
     if later and key is None:
         message += "; without --key, the targets of the others cannot be added later"
     return message
+
+
+def _blocks(
+    found: Watch, columns: Schema, path: Path, dialect: Any, digest: str, key: str | None,
+    group: str | None,
+) -> str:  # fmt: skip
+    """Count the rows of a large table, a group of rows at a time. Returns the message."""
+    from doxa.app import schema
+
+    if group is not None:
+        raise DataError(f"--group needs all rows in memory, and {path} is read by windows")
+    frames = schema.open_frames(path, dialect, width=1)
+    filled = [number for number, rows in enumerate(frames.sizes) if rows]
+    first = known = 0
+    for number in filled:
+        frame = frames.frame(number)
+        frame.columns = [str(name).strip() for name in frame.columns]
+        frame.index = frame.index + first
+        last = number == filled[-1]
+        _rows(found, columns, frame, path.name, digest if last else "", key, None)
+        first += len(frame)
+        if columns.target in frame.columns:
+            known += int(frame[columns.target].notna().sum())
+    return f"{path.name}: {first:,} rows, {known:,} with a target"
 
 
 def _labels(

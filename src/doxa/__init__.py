@@ -11,8 +11,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from doxa import errors, nets
-from doxa.density import Draws, sample, transforms
+from doxa.density import Draws, sample, transforms, transitions
 from doxa.driver.runs import Runs, Sweep
+from doxa.driver.watch import Snapshot, Snapshots
 from doxa.engine import Engine
 from doxa.fit import Checkpoint, Compute, Training, fit
 from doxa.likelihoods import (
@@ -73,9 +74,10 @@ __all__ = [
     "FitPlan", "FlowPrior", "GPPrior", "Gaussian", "HeteroscedasticGaussian", "Hierarchical",
     "HierarchicalGP", "ImplicitPrior", "LaplaceNoise", "LaplacePrior", "Method", "MixturePosterior",
     "Model", "NegativeBinomial", "Normal", "Poisson", "Posterior", "Predictive", "Runs",
-    "ScaleMixture", "StudentT", "StudentTPrior", "Sweep", "Training", "decide", "diagnose",
+    "ScaleMixture", "Snapshot", "Snapshots", "StudentT", "StudentTPrior", "Sweep", "Training", "decide", "diagnose",
     "errors", "evaluate", "evidence", "fit", "functional_prior", "get_method", "load", "methods",
-    "nets", "plan", "prior_scales", "sample", "selection", "text", "transforms", "tune",
+    "nets", "plan", "prior_scales", "sample", "selection", "text", "transforms",
+    "transitions", "tune",
 ]  # fmt: skip
 __all__ += [row.class_name for row in ROWS]  # the methods themselves
 

@@ -1,6 +1,6 @@
-"""Shared by HMC and NUTS: the momentum, and a burn-in that adapts the step size and the mass.
+"""Shared by HMC, NUTS and MALA: a burn-in that adapts the step size and the mass, and the momentum.
 
-The two methods differ in the length of a trajectory and in the point that is taken from it.
+The methods differ in the length of a trajectory and in the point that is taken from it.
 
 **Burn-in** follows Stan: a fast phase, slow windows that double in length, and a last fast phase.
 In all phases, dual averaging adapts the step size to a mean acceptance of `target`,
@@ -203,7 +203,7 @@ def _estimation_error(spread: Tensor, variances: Tensor, n: Tensor) -> Tensor:
 
 
 class Hamiltonian(Kernel):
-    """Base of HMC and NUTS."""
+    """Base of HMC, NUTS and MALA."""
 
     tallied: ClassVar[tuple[str, ...]] = ("accept", "divergent", "leapfrogs")
     copies: ClassVar[float] = 36.0
@@ -247,6 +247,9 @@ class Hamiltonian(Kernel):
         few = state["dual.count"] < 10
         return {**state, "step": torch.where(few, torch.minimum(sought, averaged), averaged)}
 
+    def with_step(self, state: State, step: Tensor) -> State:
+        return {**state, **start_dual(step)}
+
     def depart(self, state: State, clock: Clock) -> Point:
         """The current draw with a new momentum."""
         theta = state["theta"]
@@ -256,11 +259,12 @@ class Hamiltonian(Kernel):
     def report(self, state: State) -> dict[str, Any]:
         spread = state["energy.square"]
         ratio = torch.where(spread > 0, state["energy.jumps"] / spread, torch.nan)
+        leapfrogs = {"leapfrogs": self.share(state, "leapfrogs").tolist()}
         return {
             "step_size": state["step"].tolist(),
             "divergences": int(state["sum.divergent"].sum()),
             "divergent_share": float(self.share(state, "divergent").mean()),
-            "leapfrogs": self.share(state, "leapfrogs").tolist(),
+            **(leapfrogs if "leapfrogs" in self.tallied else {}),
             "ebfmi": ratio.tolist(),
             "transitions": int(state["transitions"].max()),
         }

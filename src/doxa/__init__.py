@@ -57,6 +57,7 @@ if TYPE_CHECKING:  # what type checkers know in full; a method that is not here 
     from doxa.mcmc.constant_sgd import ConstantSGD as ConstantSGD
     from doxa.mcmc.cyclical import CyclicalSGMCMC as CyclicalSGMCMC
     from doxa.mcmc.hmc import HMC as HMC
+    from doxa.mcmc.mala import MALA as MALA
     from doxa.mcmc.metropolis import Metropolis as Metropolis
     from doxa.mcmc.minibatch_mh import MinibatchMH as MinibatchMH
     from doxa.mcmc.nuts import NUTS as NUTS

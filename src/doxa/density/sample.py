@@ -400,8 +400,8 @@ def sample(
     -------
     Draws
         draws[name] is [members, draws, *shape] in natural space, with status, diagnostics,
-        summary(), to_arviz() and save(). The draws of SVGD are its particles, and those of MAP are
-        one point; their status is "not-evaluated".
+        summary(), to_arviz() and save(). The draws of SVGD are its particles, with the status
+        "not-evaluated". `transitions` gives the path of a method that keeps no draws, such as MAP.
     """
     began = time.monotonic()
     sampling = prepare(
@@ -434,8 +434,10 @@ class Sampling(NamedTuple):
     def draws(self, posterior: Posterior, result: Progress) -> Draws:
         """The draws of what the driver has done."""
         name = self.method.name
-        if not isinstance(posterior, SamplePosterior):
-            raise MethodError(f"{name} keeps no draws; sample with nuts, hmc or metropolis")
+        points = result.kept is None and self.method.width == 1
+        if not isinstance(posterior, SamplePosterior) or points:
+            path = "; doxa.transitions gives the path of its steps" if points else ""
+            raise MethodError(f"{name} keeps no draws; sample with nuts, hmc or metropolis{path}")
         if result.kept is not None and not result.kept:
             why = posterior.status.reason if posterior.status == "diverged" else result.stopped
             raise NumericalError(f"{name} ended before its first draw: {why}")
@@ -448,8 +450,8 @@ class Sampling(NamedTuple):
         if result.kept is None and draws.status == "ok":
             draws.record.status = Status(
                 "not-evaluated",
-                f"{name} gives points or particles, which are no chain: R-hat and effective sizes "
-                "do not apply to them",
+                f"{name} gives particles, which are no chain: R-hat and effective sizes do not "
+                "apply to them",
             )
             return draws
         set_status(draws)

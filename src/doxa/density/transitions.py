@@ -34,7 +34,7 @@ from doxa.errors import DataError, MethodError
 from doxa.linalg.layout import Params
 from doxa.method import FitSettings, Method
 from doxa.method.method import keywords
-from doxa.method.trace import Record
+from doxa.method.trace import Record, controls_of, setting_value
 from doxa.optim import Optimizer
 
 
@@ -109,13 +109,7 @@ class Transitions(Iterator[Transition]):
     @property
     def controls(self) -> tuple[str, ...]:
         """The settings that `change` takes."""
-        method, run = self.method, self._sampling.run
-        names = [*method.controls]
-        if method.uses_rate and "step_size" not in names:
-            names.append("lr")
-        if run.data.has_rows:
-            names.append("batch_size")
-        return tuple(names)
+        return controls_of(self.method, self._sampling.run)
 
     @property
     def changes(self) -> list[tuple[int, str, Any]]:
@@ -133,11 +127,7 @@ class Transitions(Iterator[Transition]):
         value : float, int or sequence of float
             The value, or one for each chain. A mass m is the same for all parameters.
         """
-        if name not in self.controls:
-            raise MethodError(
-                f"{self.method.name} has no setting {name!r} that may change between two steps; "
-                f"there are {list(self.controls)}"
-            )
+        setting_value(self.method, self._sampling.run, name, value)  # an error here, not later
         self._watch.pending.append((name, value))
 
     def restart(self, init: Any) -> None:

@@ -516,7 +516,10 @@ class Driver:
                 elif stage.recorded is not None:
                     at.recorded = stage.recorded.memory()
                 if self.run is not run:  # a setting was changed
+                    names = [each.name for each in stages]
                     stages = list(self.method.stages(self.run))
+                    if [each.name for each in stages] != names:
+                        raise MethodError(f"{self.method.name}: a change must keep the stages")
                     feeds = self._feeds(stages)
             if self._interrupts.pending:
                 stop_with_checkpoint(self.run, checkpoints, at)

@@ -97,8 +97,8 @@ class ConstantSGD(StochasticGradient):
         return {"theta": torch.addcmul(state["theta"], run.descent(grad), state["rate"], value=-1)}
 
     def change(self, run: Run, state: State, name: str, value: Tensor) -> tuple[Run, State]:
-        """The rate is an entry of the state once the optimum is found."""
-        return super().change(run, {**state, "rate": value.unsqueeze(1)}, name, value)
+        """The rate belongs to the state: until it is set at the optimum, a change has no effect."""
+        return run, {**state, "rate": value.unsqueeze(1)}
 
     def _given(self, run: Run, state: State) -> State:
         rate = run.setting(self, "step_size")

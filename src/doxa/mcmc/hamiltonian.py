@@ -259,12 +259,12 @@ class Hamiltonian(Kernel):
     def report(self, state: State) -> dict[str, Any]:
         spread = state["energy.square"]
         ratio = torch.where(spread > 0, state["energy.jumps"] / spread, torch.nan)
-        leapfrogs = {"leapfrogs": self.share(state, "leapfrogs").tolist()}
+        counted = [name for name in ("leapfrogs",) if name in self.tallied]
         return {
             "step_size": state["step"].tolist(),
             "divergences": int(state["sum.divergent"].sum()),
             "divergent_share": float(self.share(state, "divergent").mean()),
-            **(leapfrogs if "leapfrogs" in self.tallied else {}),
+            **{name: self.share(state, name).tolist() for name in counted},
             "ebfmi": ratio.tolist(),
             "transitions": int(state["transitions"].max()),
         }

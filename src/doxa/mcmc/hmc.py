@@ -15,7 +15,7 @@ Dropout is off and BatchNorm is frozen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -119,7 +119,7 @@ class HMC(Hamiltonian):
         return self._transition(state, clock, trajectory, path)
 
     def _transition(
-        self, state: State, clock: Clock, trajectory: Integrator, path: list[Point]
+        self, state: State, clock: Clock, trajectory: Integrator, path: Sequence[Point] = ()
     ) -> tuple[State, Info]:
         start = self.depart(state, clock)
         share = self.jitter + (1 - self.jitter) * clock.uniform(1)  # [M, 1]

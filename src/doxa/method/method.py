@@ -775,12 +775,15 @@ class Method(metaclass=_Renaming):
         """The initial state: named tensors, each with leading axis M."""
         return run.init_network()
 
+    def check_setting(self, name: str, values: Sequence[float]) -> None:
+        """An error if a setting may not have one of these values."""
+        rule = rules(self).get(name)
+        for each in values:
+            if isinstance(rule, Number) and not rule.allows(each):
+                raise MethodError(f"{name} must be {rule.words(name)}, not {each!r}")
+
     def change(self, run: Run, state: State, name: str, value: Tensor) -> tuple[Run, State]:
         """The run and the state in which one of the `controls` has the value [M]."""
-        rule = rules(self).get(name)
-        for each in value.tolist():
-            if rule is not None and not rule.allows(each):
-                raise MethodError(f"{name} must be {rule.words(name)}, not {each!r}")
         return replace(run, hyper={**run.hyper, name: value}), state
 
     def restart(self, run: Run, state: State, theta: Tensor) -> State:

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from doxa.data import Batch
-from doxa.errors import MethodError, did_you_mean
+from doxa.errors import MethodError
 from doxa.method.state import Clock, State, potential
 
 if TYPE_CHECKING:
@@ -194,9 +194,6 @@ def noisy_batch(run: Run, batch: Batch) -> bool:
     return not run.data.has_rows or bool((batch.scale != 1).any())
 
 
-_SETTINGS = ("lr", "batch_size")  # of `fit`, which concern every method with a rate or with rows
-
-
 def changed(
     method: Method, run: Run, state: State, name: str, value: Any
 ) -> tuple[Run, State]:
@@ -208,29 +205,35 @@ def changed(
     run : Run
     state : State
     name : str
-        One of `method.controls`, "lr" or "batch_size".
+        One of `controls_of`.
     value : float, int or sequence of float
         The value, or one for each member.
     """
-    known = tuple(method.controls)
-    if name == "batch_size":
-        if not run.data.has_rows:
-            raise MethodError("batch_size: the density has no rows, and no batches of them")
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise MethodError(f"batch_size must be a whole number, at least 1, not {value!r}")
-        return replace(run, settings=replace(run.settings, batch_size=value)), state
-    uses_rate = method.uses_rate and "step_size" not in known
-    if name not in known and not (name == "lr" and uses_rate):
-        listed = [*known, *(["lr"] if uses_rate else []), *_SETTINGS[1:]]
+    found = setting_value(method, run, name, value)
+    if isinstance(found, int):
+        return replace(run, settings=replace(run.settings, batch_size=found)), state
+    return method.change(run, state, name, found)
+
+
+def controls_of(method: Method, run: Run) -> tuple[str, ...]:
+    """The settings that may change between two steps: those of the method, and those of `fit` that
+    it uses."""
+    rate = ("lr",) if method.uses_rate and "step_size" not in method.controls else ()
+    return (*method.controls, *rate, *(("batch_size",) if run.data.has_rows else ()))
+
+
+def setting_value(method: Method, run: Run, name: str, value: Any) -> Tensor | int:
+    """The checked value of a setting: a batch size, or a positive number for each member, [M]."""
+    known = controls_of(method, run)
+    if name not in known:
         raise MethodError(
             f"{method.name} has no setting {name!r} that may change between two steps; there are "
-            f"{listed}{did_you_mean(name, listed)}"
+            f"{list(known)}"
         )
-    return method.change(run, state, name, as_values(run, name, value))
-
-
-def as_values(run: Run, name: str, value: Any) -> Tensor:
-    """A positive number, or one for each member, as [M]."""
+    if name == "batch_size":
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise MethodError(f"batch_size must be a whole number, at least 1, not {value!r}")
+        return value
     try:
         found = torch.as_tensor(value, dtype=run.dtype, device=run.device)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -242,4 +245,6 @@ def as_values(run: Run, name: str, value: Any) -> Tensor:
         )
     if not bool((torch.isfinite(found) & (found > 0)).all()):
         raise MethodError(f"{name} must be positive and finite, not {value!r}")
-    return found.expand(run.size).clone()
+    found = found.expand(run.size).clone()
+    method.check_setting(name, found.tolist())
+    return found

@@ -1,4 +1,4 @@
-"""`doxa.transitions`: the bits of `sample`, what a step did, changes between steps, and restarts."""
+"""`doxa.transitions`: the bits of `sample`, what a step did, changes between steps, restarts."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -106,9 +107,12 @@ class Density:
     def _one_by_one(self, flat: Tensor, rows: tuple[Any, ...], shared: bool) -> Tensor:
         each = []
         for m in range(len(flat)):
-            pick = lambda t, m=m: t[m : m + 1]  # noqa: E731
-            own = rows and (rows[0] if shared else tree_map(pick, rows[0]), pick(rows[1]))
-            each.append(self._at(pick(flat), own, shared))
+            here = slice(m, m + 1)
+            own = rows
+            if rows:
+                x = rows[0] if shared else tree_map(itemgetter(here), rows[0])
+                own = (x, rows[1][here])
+            each.append(self._at(flat[here], own, shared))
         return torch.cat(each)
 
     def _outside(self, flat: Tensor, error: Exception) -> Tensor:

@@ -26,6 +26,7 @@ from doxa.errors import DataError, MethodError, ShapeError
 from doxa.linalg.layout import Layout, Params
 from doxa.noise import Noise
 
+_AHEAD = 1 << 20  # the most numbers that are drawn at once
 _WHOLE = ("all", "pass", "held-out")  # sources of all rows, which have no noise
 
 
@@ -152,6 +153,7 @@ class GradientNoise(Estimated):
                     f"GradientNoise: covariance must be [{size}, {size}], for {size} free numbers, "
                     f"not {list(matrix.shape)}"
                 )
+            factor: Tensor
             factor, failed = torch.linalg.cholesky_ex(matrix)
             if int(failed) or not torch.allclose(matrix, matrix.T):
                 raise DataError("GradientNoise: covariance must be symmetric and positive definite")
@@ -201,9 +203,15 @@ class _NoiseFeed(NoRows):
         super().__init__(len(keys), data.device, data.dtype)
         self._noise = Noise(0, f"gradient noise/{stage}", list(keys), data.device, data.dtype)
         self._factor = data.factor
+        self._block = max(1, min(64, _AHEAD // (len(keys) * len(data.factor))))
+        self._ahead: tuple[int, Tensor] | None = None  # ξ of the next steps, [steps, M, P]
 
     def batch(self, t: int) -> Batch:
-        at = torch.tensor(t, dtype=torch.int32, device=self._factor.device)
-        drawn = self._noise.normal((self._factor.shape[0],), at)  # [M, P]
-        noise = drawn * self._factor if self._factor.ndim == 1 else drawn @ self._factor.T
-        return Batch(noise.unsqueeze(1), (), self._batch.scale, shared=False)
+        start = t - t % self._block
+        if self._ahead is None or self._ahead[0] != start:
+            steps = torch.arange(start, start + self._block, device=self._factor.device)
+            drawn = self._noise.normal((len(self._factor),), steps.to(torch.int32))
+            whole = self._factor.ndim == 2
+            self._ahead = start, drawn @ self._factor.T if whole else drawn * self._factor
+        noise = self._ahead[1][t - start].unsqueeze(1)  # [M, 1, P]
+        return Batch(noise, (), self._batch.scale, shared=False)

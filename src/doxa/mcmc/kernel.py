@@ -124,8 +124,8 @@ Move = Callable[[State, Batch, Clock], tuple[State, Info]]
 
 
 class Kernel(Method):
-    """Base of Metropolis, MALA, HMC and NUTS. Subclasses are frozen dataclasses that have these fields
-    and others."""
+    """Base of Metropolis, MALA, HMC and NUTS. Subclasses are frozen dataclasses that have these
+    fields and others."""
 
     draws: int
     burn_in: int

@@ -75,8 +75,8 @@ __all__ = [
     "FitPlan", "FlowPrior", "GPPrior", "Gaussian", "HeteroscedasticGaussian", "Hierarchical",
     "HierarchicalGP", "ImplicitPrior", "LaplaceNoise", "LaplacePrior", "Method", "MixturePosterior",
     "Model", "NegativeBinomial", "Normal", "Poisson", "Posterior", "Predictive", "Runs",
-    "ScaleMixture", "Snapshot", "Snapshots", "StudentT", "StudentTPrior", "Sweep", "Training", "decide", "diagnose",
-    "errors", "evaluate", "evidence", "fit", "functional_prior", "get_method", "load", "methods",
+    "ScaleMixture", "Snapshot", "Snapshots", "StudentT", "StudentTPrior", "Sweep", "Training",
+    "decide", "diagnose", "errors", "evaluate", "evidence", "fit", "functional_prior", "get_method", "load", "methods",
     "nets", "plan", "prior_scales", "sample", "selection", "text", "transforms",
     "transitions", "tune",
 ]  # fmt: skip

@@ -64,7 +64,7 @@ from doxa.driver.setup import (
 )
 from doxa.driver.trunk import TrunkOutputs
 from doxa.driver.validation import not_evaluated
-from doxa.driver.watch import snapshots_in
+from doxa.driver.watch import Snapshots
 from doxa.engine import Engine
 from doxa.engine.engine import default_modes, threads_for
 from doxa.errors import MethodError, ModelError
@@ -556,7 +556,7 @@ def fit(
         call.prepared, lambda run: _check_network(run, method), method, ids, call.validation,
         call.parts, in_order, folder, began,
     )  # fmt: skip
-    watching = snapshots_in(callbacks)
+    watching = [callback for callback in callbacks if isinstance(callback, Snapshots)]
     for snapshots in watching:
         snapshots.begin(lambda posterior, spec: complete([posterior], [spec]))
 

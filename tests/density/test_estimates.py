@@ -70,7 +70,9 @@ def test_sgnht() -> None:
     method = doxa.get_method("sgnht")(
         draws=20, burn_in=280, thin=10, step_size=eta, friction=a, coupling=0.02
     )
-    values = drawn(method, GradientNoise(quadratic(1.0), std=std), {"x": torch.zeros(400)}, members=8)
+    values = drawn(
+        method, GradientNoise(quadratic(1.0), std=std), {"x": torch.zeros(400)}, members=8
+    )
     heat, b = 2 * a + eta * std**2, 2 - eta / 2
     alpha = (b - math.sqrt(b * b - 4 * heat)) / 2
     assert float(values.square().mean()) == pytest.approx(1 - alpha / 2, rel=0.02)

@@ -141,9 +141,7 @@ def test_a_method_without_weights_says_that_it_has_no_posterior_yet() -> None:
 
 def test_a_snapshot_may_stop_the_fit() -> None:
     watching = doxa.Snapshots(lambda snapshot: snapshot.step >= 200, every=100)
-    posterior = doxa.fit(
-        net(), table(), "map", steps=1000, validation=None, callbacks=[watching]
-    )
+    posterior = doxa.fit(net(), table(), "map", steps=1000, validation=None, callbacks=[watching])
     assert posterior.status == "stopped" and 200 <= posterior.diagnostics["steps"] < 300
     again = doxa.fit(net(), table(), "map", steps=50, validation=None, callbacks=[watching])
     assert again.status != "stopped"

@@ -356,9 +356,9 @@ def sample(
     Parameters
     ----------
     log_density : callable
-        A function of a dict of tensors, the parameters of one chain in natural space (or a
-        `doxa.density.RowSum` or `doxa.density.GradientNoise`, for methods on mini-batches). It returns a
-        scalar tensor that autograd can differentiate. Write it for one chain: all chains are
+        A function of a dict of tensors, the parameters of one chain in natural space. It returns a
+        scalar tensor that autograd can differentiate. For methods on mini-batches, it may be a
+        `doxa.density.RowSum` or a `doxa.density.GradientNoise`. Write it for one chain: all chains are
         evaluated at once with vmap. Where vmap fails (data-dependent Python), they are evaluated
         one after the other, and the log reports it. Where the function raises ValueError,
         ArithmeticError or LinAlgError after the start (invalid parameters of a distribution, a
@@ -417,9 +417,7 @@ def sample(
     )  # fmt: skip
     digest = "" if checkpoint is None else _fingerprint(sampling)
     specs = [RunSpec(seed=seed)]
-    (posterior,), result = run_fit(
-        sampling.run, sampling.method, specs, began, checkpoint, digest
-    )
+    (posterior,), result = run_fit(sampling.run, sampling.method, specs, began, checkpoint, digest)
     return sampling.draws(posterior, result)
 
 

@@ -196,8 +196,3 @@ class Snapshots:
 
     def _show(self, snapshot: Snapshot) -> None:
         self.stopped = bool(self.show(snapshot)) or self.stopped
-
-
-def snapshots_in(callbacks: Sequence[Any]) -> list[Snapshots]:
-    """The callbacks that take snapshots."""
-    return [callback for callback in callbacks if isinstance(callback, Snapshots)]

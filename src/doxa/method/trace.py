@@ -194,9 +194,7 @@ def noisy_batch(run: Run, batch: Batch) -> bool:
     return not run.data.has_rows or bool((batch.scale != 1).any())
 
 
-def changed(
-    method: Method, run: Run, state: State, name: str, value: Any
-) -> tuple[Run, State]:
+def changed(method: Method, run: Run, state: State, name: str, value: Any) -> tuple[Run, State]:
     """The run and the state in which a setting has a new value.
 
     Parameters

@@ -76,8 +76,8 @@ __all__ = [
     "HierarchicalGP", "ImplicitPrior", "LaplaceNoise", "LaplacePrior", "Method", "MixturePosterior",
     "Model", "NegativeBinomial", "Normal", "Poisson", "Posterior", "Predictive", "Runs",
     "ScaleMixture", "Snapshot", "Snapshots", "StudentT", "StudentTPrior", "Sweep", "Training",
-    "decide", "diagnose", "errors", "evaluate", "evidence", "fit", "functional_prior", "get_method", "load", "methods",
-    "nets", "plan", "prior_scales", "sample", "selection", "text", "transforms",
+    "decide", "diagnose", "errors", "evaluate", "evidence", "fit", "functional_prior", "get_method",
+    "load", "methods", "nets", "plan", "prior_scales", "sample", "selection", "text", "transforms",
     "transitions", "tune",
 ]  # fmt: skip
 __all__ += [row.class_name for row in ROWS]  # the methods themselves

@@ -71,25 +71,28 @@ class Density:
         return self.log_density(dict(values), *batch)  # a copy, which the function may change
 
     def __call__(self, flat: Tensor, batch: Batch | None = None) -> Tensor:
-        rows: tuple[Any, ...] = ()
         if batch is not None and isinstance(self.log_density, RowSum):
-            rows = (batch.x, batch.scale)
-        value = self._at(flat, rows, batch is None or batch.shared)
+            return self._at(flat, (batch.x, batch.scale), batch.shared)
+        value = self._at(flat)
         if batch is not None and isinstance(self.log_density, GradientNoise):
             return self.log_density.add_noise(value, flat, batch)
         return value
 
-    def _at(self, flat: Tensor, rows: tuple[Any, ...], shared: bool = True) -> Tensor:
+    def _at(self, flat: Tensor, rows: tuple[Any, ...] = (), shared: bool = True) -> Tensor:
         """The log density [M], or its estimate from rows (and their scale, [M])."""
         values, log_det = self.natural(flat)
         try:
             if len(flat) == 1:  # squeeze, not select: its backward pass is a view
-                own = rows if shared or not rows else (tree_map(_only, rows[0]), rows[1])
-                own = own and (own[0], own[1].squeeze(0))
+                own = rows
+                if rows:
+                    x = rows[0] if shared else tree_map(_only, rows[0])
+                    own = (x, rows[1].squeeze(0))
                 value = self.one({k: v.squeeze(0) for k, v in values.items()}, *own).unsqueeze(0)
-            else:
-                places = (0, None if shared else 0, 0)[: 1 + len(rows)]
+            elif rows:
+                places = (0, None if shared else 0, 0)
                 value = vmap(self.one, places, randomness="error")(values, *rows)
+            else:
+                value = vmap(self.one, randomness="error")(values)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:

@@ -75,12 +75,12 @@ def start_dual(step: Tensor) -> State:
     }  # fmt: skip
 
 
-def average(state: State, accept: Tensor, target: Tensor) -> State:
+def average(state: State, accept: Tensor, target: Tensor, gamma: float = 0.05) -> State:
     """One update of dual averaging, from the mean acceptance [M] of a transition."""
     count = state["dual.count"] + 1
     weight = 1 / (count + 10)
     error = (1 - weight) * state["dual.error"] + weight * (target - accept)
-    log_step = state["dual.centre"] - count.sqrt() / 0.05 * error
+    log_step = state["dual.centre"] - count.sqrt() / gamma * error
     power = count**-0.75
     averaged = power * log_step + (1 - power) * state["dual.log_step"]
     return {
@@ -206,6 +206,7 @@ class Hamiltonian(Kernel):
     """Base of HMC, NUTS and MALA."""
 
     tallied: ClassVar[tuple[str, ...]] = ("accept", "divergent", "leapfrogs")
+    gamma: ClassVar[float] = 0.05  # of dual averaging
     copies: ClassVar[float] = 36.0
     state_copies: ClassVar[float | None] = 1.0
 
@@ -220,7 +221,8 @@ class Hamiltonian(Kernel):
         return {**own, "early": early}  # 1 until burn-in has estimated the first mass
 
     def adapt(self, run: Run, state: State, info: Info) -> State:
-        new = average(state, info["accept"], run.field(self, "target_accept"))
+        target = run.field(self, "target_accept")
+        new = average(state, info["accept"], target, self.gamma)
         return {**state, **new, **observe(state)}
 
     def hooks(self) -> Hooks:

@@ -86,6 +86,23 @@ def test_a_snapshot_is_the_fit_that_ends_there() -> None:
     assert torch.equal(seen[0].posterior.predict(x).mean, short.predict(x).mean)
 
 
+def test_a_network_with_a_frozen_trunk() -> None:
+    """What is trained is the part after the trunk; a snapshot takes inputs of the whole network."""
+    seen: list[doxa.Snapshot] = []
+    for method in ("map", "laplace"):
+        torch.manual_seed(0)
+        network = nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, 1))
+        posterior = doxa.fit(
+            network, table(), method, steps=20, trunk="0", validation=None,
+            callbacks=[doxa.Snapshots(seen.append, steps=[10])],
+        )  # fmt: skip
+        assert posterior.diagnostics["trunk"] == "once"
+        x, y = table()
+        for snapshot in seen:
+            assert snapshot.posterior.predict(x).mean.shape == y.shape
+    assert len(seen) == 4
+
+
 def test_draws_so_far() -> None:
     method = doxa.HMC(draws=20, burn_in=20, leapfrog=2)
     counts = {}

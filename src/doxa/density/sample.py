@@ -359,8 +359,8 @@ def sample(
         A function of a dict of tensors, the parameters of one chain in natural space. It returns a
         scalar tensor that autograd can differentiate. For methods on mini-batches, it may be a
         `doxa.density.RowSum` or a `doxa.density.GradientNoise`. Write it for one chain: all chains
-        are evaluated at once with vmap. Where vmap fails (data-dependent Python), they are evaluated
-        one after the other, and the log reports it. Where the function raises ValueError,
+        are evaluated at once with vmap. Where vmap fails (data-dependent Python), they are
+        evaluated one after the other, and the log reports it. Where the function raises ValueError,
         ArithmeticError or LinAlgError after the start (invalid parameters of a distribution, a
         failed Cholesky), the density counts as 0, and `diagnostics["raised"]` counts the cases.
     init : dict, or list of dict

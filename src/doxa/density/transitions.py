@@ -166,7 +166,7 @@ class Transitions(Iterator[Transition]):
             raise MethodError("no step was made: there are no draws")
         with default_modes(train=True), threads_for(self._driver.product):
             spec = RunSpec(seed=run.seeds[0])
-            (posterior,) = posteriors_of(run, run, method, at, [spec], self._began)
+            (posterior,) = posteriors_of(run, method, at, [spec], self._began)
             return self._sampling.draws(posterior, at)
 
     def _transition(self, seen: Seen) -> Transition:

@@ -40,7 +40,8 @@ def test_a_density_with_skew_scales_and_correlation() -> None:
 
     method = doxa.MALA(draws=400, burn_in=400, mass="full")
     draws = doxa.sample(
-        log_density, {"x": torch.zeros(2), "g": 1.0}, method, members=16, constraints={"g": "positive"}, jitter=0.1,
+        log_density, {"x": torch.zeros(2), "g": 1.0}, method, members=16,
+        constraints={"g": "positive"}, jitter=0.1,
     )  # fmt: skip
     exact = {
         "x": (torch.zeros(2).double(), covariance.diagonal()),

@@ -13,10 +13,11 @@ the momentum ξ, and is computed as such: −ξ' is the momentum at the end. Bur
 acceptance rate 0.574, which is optimal in high dimension (Roberts & Rosenthal, 1998), and F to the
 spread of the draws, as for HMC (`doxa.mcmc.hamiltonian`), but with γ = 0.2: the acceptance of
 single steps varies more than that of trajectories, and with γ = 0.05 the step size would follow it,
-and its average would be too small. The draws are exact up to Monte Carlo error. The number of gradients for a draw far from the last one grows as P^{1/3}, between
-`Metropolis` (P) and `HMC` (P^{1/4} with long trajectories): the chain forgets its direction after
-every step. Use it to see what the acceptance test adds to `SGLD`, or where a long trajectory does
-not pay. Gradients use all rows; dropout is off and BatchNorm is frozen.
+and its average would be too small. The draws are exact up to Monte Carlo error. The number of
+gradients for a draw far from the last one grows as P^{1/3}, between `Metropolis` (P) and `HMC`
+(P^{1/4} with long trajectories): the chain forgets its direction after every step. Use it to see
+what the acceptance test adds to `SGLD`, or where a long trajectory does not pay. Gradients use all
+rows; dropout is off and BatchNorm is frozen.
 """
 
 from __future__ import annotations

@@ -79,6 +79,7 @@ class Transitions(Iterator[Transition]):
 
     def __init__(self, sampling: Sampling, watch: Watch) -> None:
         self._sampling, self._watch = sampling, watch
+        watch.points = self._points
         self._began = time.monotonic()
         self._driver = Driver(sampling.run, sampling.method, watch=watch)
         self._context = copy_context()  # variables that the driver sets stay its own
@@ -113,8 +114,8 @@ class Transitions(Iterator[Transition]):
 
     @property
     def changes(self) -> list[tuple[int, str, Any]]:
-        """The changes that were made: (steps done, name, value). `changes=` of `transitions`
-        repeats them."""
+        """The changes that were made, as they were asked for: (steps done, name, value), where the
+        name of a restart is "restart". `changes=` of `transitions` repeats them."""
         return list(self._watch.made)
 
     def change(self, name: str, value: Any) -> None:
@@ -126,6 +127,11 @@ class Transitions(Iterator[Transition]):
             One of `controls`: "step_size", "temperature", "mass", "lr", "batch_size", …
         value : float, int or sequence of float
             The value, or one for each chain. A mass m is the same for all parameters.
+
+        Notes
+        -----
+        Burn-in adapts a new step size and a new mass further. A step size that is changed before
+        the first step of a burn-in has no effect: the burn-in looks for one of its own.
         """
         setting_value(self.method, self._sampling.run, name, value)  # an error here, not later
         self._watch.pending.append((name, value))
@@ -137,22 +143,22 @@ class Transitions(Iterator[Transition]):
         Parameters
         ----------
         init : dict, or list of dict
-            One point for all chains, or one for each, in natural space. With particles, every
-            particle starts at the point of its chain, with a tiny offset of its own.
+            One point for all chains, or one for each, in natural space. The particles of a chain
+            start around its point, as far as at the beginning.
         """
-        run = self._sampling.run
-        self._watch.pending.append((RESTART, self._points(init, run.size)))
+        self._points(init)  # an error here, not later
+        self._watch.pending.append((RESTART, init))
 
-    def _points(self, init: Any, size: int) -> Tensor:
+    def _points(self, init: Any) -> Tensor:
         density, run = self._sampling.density, self._sampling.run
-        given = parse_init(init, size, run.dtype, run.device)
+        given = parse_init(init, run.size, run.dtype, run.device)
         shapes = {name: tuple(value.shape) for name, value in given[0].items()}
         if shapes != density.shapes:
             raise DataError(f"restart: the parameters are {density.shapes}, not {shapes}")
         free = torch.stack([density.free(values) for values in given])
         if not bool(torch.isfinite(free).all()):
             raise DataError("restart: the point lies outside the constraints of its parameters")
-        return free.expand(size, -1).clone()
+        return free.expand(run.size, -1).clone()
 
     def natural(self, theta: Tensor) -> Params:
         """Points in natural space, {name: [..., *shape]}, of free ones [..., P]: for records."""

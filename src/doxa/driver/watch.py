@@ -59,10 +59,13 @@ class Watch:
         Whether steps leave records.
     planned : list
         Changes to make, and after how many steps.
+    points : callable
+        The weights [M, P] that a restart asks for.
     """
 
     trace: bool = False
     planned: list[tuple[int, str, Any]] = field(default_factory=list)  # (steps done, name, value)
+    points: Callable[[Any], Any] = field(default=lambda value: value)
     pending: list[tuple[str, Any]] = field(default_factory=list)
     made: list[tuple[int, str, Any]] = field(default_factory=list)  # (steps done, name, value)
 
@@ -72,7 +75,7 @@ class Watch:
         self.pending = []
         for name, value in asked:
             if name == RESTART:
-                state = method.restart(run, state, value.to(run.device, run.dtype))
+                state = method.restart(run, state, self.points(value))
             else:
                 run, state = changed(method, run, state, name, value)
             self.made.append((done, name, value))

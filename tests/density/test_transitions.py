@@ -339,6 +339,21 @@ def test_a_changed_setting_has_the_law_of_that_setting(mode: str) -> None:
         assert float(values[:, part].var()) == pytest.approx(exact, rel=5 * (2 * 5 / 76000) ** 0.5)
 
 
+@pytest.mark.parametrize("name", ["metropolis", "mala", "hmc", "nuts"])
+def test_a_changed_temperature_is_that_of_points_that_stay(name: str) -> None:
+    """The density of a point at which a proposal is rejected is at the new temperature too."""
+    steps = list(
+        doxa.transitions(
+            lambda p: -0.5 * p["x"].square().sum(), {"x": torch.zeros(3)}, METHODS[name], 20,
+            changes=[(4, "temperature", 4.0)],
+        )
+    )  # fmt: skip
+    for step in steps[:8]:
+        heat = 1.0 if step.number <= 4 else 4.0
+        exact = -0.5 * step.theta.square().sum(1) / heat
+        assert torch.allclose(step.info["log_density"], exact)
+
+
 def test_settings_that_cannot_change() -> None:
     chain = doxa.transitions(bare, INIT, METHODS["hmc"], **OPTIONS)
     assert set(chain.controls) == {"step_size", "temperature", "mass"}

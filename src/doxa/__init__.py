@@ -11,8 +11,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from doxa import errors, nets
-from doxa.density import Draws, sample, transforms
+from doxa.density import Draws, sample, transforms, transitions
 from doxa.driver.runs import Runs, Sweep
+from doxa.driver.watch import Snapshot, Snapshots
 from doxa.engine import Engine
 from doxa.fit import Checkpoint, Compute, Training, fit
 from doxa.likelihoods import (
@@ -56,6 +57,7 @@ if TYPE_CHECKING:  # what type checkers know in full; a method that is not here 
     from doxa.mcmc.constant_sgd import ConstantSGD as ConstantSGD
     from doxa.mcmc.cyclical import CyclicalSGMCMC as CyclicalSGMCMC
     from doxa.mcmc.hmc import HMC as HMC
+    from doxa.mcmc.mala import MALA as MALA
     from doxa.mcmc.metropolis import Metropolis as Metropolis
     from doxa.mcmc.minibatch_mh import MinibatchMH as MinibatchMH
     from doxa.mcmc.nuts import NUTS as NUTS
@@ -73,9 +75,10 @@ __all__ = [
     "FitPlan", "FlowPrior", "GPPrior", "Gaussian", "HeteroscedasticGaussian", "Hierarchical",
     "HierarchicalGP", "ImplicitPrior", "LaplaceNoise", "LaplacePrior", "Method", "MixturePosterior",
     "Model", "NegativeBinomial", "Normal", "Poisson", "Posterior", "Predictive", "Runs",
-    "ScaleMixture", "StudentT", "StudentTPrior", "Sweep", "Training", "decide", "diagnose",
-    "errors", "evaluate", "evidence", "fit", "functional_prior", "get_method", "load", "methods",
-    "nets", "plan", "prior_scales", "sample", "selection", "text", "transforms", "tune",
+    "ScaleMixture", "Snapshot", "Snapshots", "StudentT", "StudentTPrior", "Sweep", "Training",
+    "decide", "diagnose", "errors", "evaluate", "evidence", "fit", "functional_prior", "get_method",
+    "load", "methods", "nets", "plan", "prior_scales", "sample", "selection", "text", "transforms",
+    "transitions", "tune",
 ]  # fmt: skip
 __all__ += [row.class_name for row in ROWS]  # the methods themselves
 

@@ -66,6 +66,7 @@ from doxa.driver.setup import (
 from doxa.driver.streamed import check_streamed, prepare_stream
 from doxa.driver.trunk import TrunkOutputs
 from doxa.driver.validation import not_evaluated
+from doxa.driver.watch import Snapshots
 from doxa.engine import Engine
 from doxa.engine.engine import default_modes, threads_for
 from doxa.errors import MethodError, ModelError
@@ -557,6 +558,22 @@ def fit(
         call.prepared, lambda run: _check_network(run, method), method, ids, call.validation,
         call.parts, in_order, folder, began,
     )  # fmt: skip
+    watching = [callback for callback in callbacks if isinstance(callback, Snapshots)]
+    for snapshots in watching:
+        snapshots.begin(lambda posterior, spec: complete([posterior], [spec]))
+
+    def complete(posteriors: Sequence[Posterior], specs: Sequence[RunSpec]) -> None:
+        """Add what a posterior knows about its data."""
+        columns = given.names[0].columns
+        used = fitted_rows(given, specs, call.validation)
+        for posterior, rows, spec in zip(posteriors, used, specs, strict=True):
+            posterior.input_reference = reference_inputs(given, spec)
+            posterior.columns = None if columns is None else list(columns)
+            posterior.scalar_targets = call.noise_model.scalar_targets(given.y, fits.output)
+            posterior.fitted_rows = rows
+            if call.inferred and call.inferred.message:
+                posterior.metadata["likelihood"] = call.inferred.message
+
     posteriors = fits.evaluated(Variant(problem, settings, specs))
     plain = (steps, epochs, lr) == (None,) * 3 and (schedule, optimizer) == (None, "adam")
     further = None
@@ -582,15 +599,9 @@ def fit(
             why = why or not_evaluated(0)
         if why and posterior.record.status == "ok":
             posterior.record.status = Status("not-evaluated", why)
-    columns = given.names[0].columns
-    used = fitted_rows(given, specs, call.validation)
-    for posterior, rows, spec in zip(posteriors, used, specs, strict=True):
-        posterior.input_reference = reference_inputs(given, spec)
-        posterior.columns = None if columns is None else list(columns)
-        posterior.scalar_targets = call.noise_model.scalar_targets(given.y, fits.output)
-        posterior.fitted_rows = rows
-        if call.inferred and call.inferred.message:
-            posterior.metadata["likelihood"] = call.inferred.message
+    complete(posteriors, specs)
+    for snapshots in watching:
+        snapshots.end(posteriors)
     return posteriors[0] if runs is None else Sweep(posteriors, specs)
 
 

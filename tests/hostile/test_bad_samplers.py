@@ -15,6 +15,7 @@ from doxa.errors import ModelError, NumericalError
 SAMPLERS: dict[str, Any] = {
     "hmc": doxa.HMC(draws=40, burn_in=30, leapfrog=4),
     "nuts": doxa.NUTS(draws=40, burn_in=30, max_depth=3),
+    "mala": doxa.MALA(draws=100, burn_in=60),
     "metropolis": doxa.Metropolis(draws=150, burn_in=100),
     "sgld": doxa.SGLD(draws=40, burn_in=20, thin=1, step_size=1e-2),
     "psgld": doxa.PSGLD(draws=40, burn_in=20, thin=1, step_size=1e-2),
@@ -23,7 +24,7 @@ SAMPLERS: dict[str, Any] = {
     "cyclical": doxa.CyclicalSGMCMC(cycles=2, draws=10, thin=1, exploration=0.5, step_size=1e-2),
     "constant-sgd": doxa.ConstantSGD(draws=20, burn_in=10, thin=1, probes=5),
 }
-EXACT = ("hmc", "nuts", "metropolis")
+EXACT = ("hmc", "nuts", "mala", "metropolis")
 
 
 def table() -> tuple[Tensor, Tensor]:
@@ -57,7 +58,7 @@ def test_outputs_that_are_never_numbers(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["metropolis", "hmc", "nuts"])
+@pytest.mark.parametrize("name", ["metropolis", "mala", "hmc", "nuts"])
 def test_a_density_that_is_nan_in_places_is_said_by_every_exact_sampler(name: str) -> None:
     """Half of a normal: −inf there would be a support, NaN is a mistake somewhere."""
 

@@ -23,7 +23,7 @@ from scipy.special import polygamma, psi
 from torch import Tensor
 
 import doxa
-from doxa.mcmc import hamiltonian, hmc, metropolis, nuts
+from doxa.mcmc import hamiltonian, hmc, mala, metropolis, nuts
 from doxa.mcmc.kernel import Point, pull, push
 
 SHAPE, RATE, KAPPA, ROWS = 5.0, 4.0, 0.5, 3
@@ -31,6 +31,8 @@ CHAINS, SWEEPS = 16000, 12
 
 KERNELS: dict[str, Any] = {
     "metropolis": doxa.Metropolis(draws=1, burn_in=0),
+    "mala": doxa.MALA(draws=1, burn_in=0),
+    "mala, dense mass": doxa.MALA(draws=1, burn_in=0, mass="full"),
     "hmc": doxa.HMC(draws=1, burn_in=0, leapfrog=3),
     "hmc, one step": doxa.HMC(draws=1, burn_in=0, leapfrog=1, jitter=1.0),
     "hmc, dense mass": doxa.HMC(draws=1, burn_in=0, leapfrog=3, mass="full"),
@@ -101,7 +103,7 @@ def test_the_kernel_leaves_the_joint_distribution_as_it_was(name: str) -> None:
     assert max(abs(value) for value in z.values()) < 4, z
 
 
-@pytest.mark.parametrize("name", ["metropolis", "hmc", "nuts"])
+@pytest.mark.parametrize("name", ["metropolis", "mala", "hmc", "nuts"])
 def test_chains_move(name: str) -> None:
     """Else every kernel would pass: the density is that of the data, and transitions are taken."""
     y = torch.zeros(200, ROWS, dtype=torch.float64)
@@ -115,7 +117,7 @@ def test_chains_move(name: str) -> None:
 
 
 def wrong_sign(patch: pytest.MonkeyPatch) -> None:
-    for module in (hmc, metropolis):
+    for module in (hmc, mala, metropolis):
         right = module.acceptance
         patch.setattr(module, "acceptance", lambda change, right=right: right(-change))
     energy = Point.energy.fget  # NUTS weighs its points by it
@@ -131,7 +133,7 @@ def wrong_sign(patch: pytest.MonkeyPatch) -> None:
 
 def everything_is_taken(patch: pytest.MonkeyPatch) -> None:
     """The acceptance max(1, ·) of the lecture's slide; in NUTS the newest point, always."""
-    for module in (hmc, metropolis):
+    for module in (hmc, mala, metropolis):
         patch.setattr(module, "acceptance", torch.ones_like)
     new_leaf = nuts.new_leaf
 
@@ -143,7 +145,9 @@ def everything_is_taken(patch: pytest.MonkeyPatch) -> None:
 
 
 def missing_half_step(patch: pytest.MonkeyPatch) -> None:
-    def kick_and_drift(density: Any, point: Any, metric: Any, step: Any, steps: int = 1) -> Point:
+    def kick_and_drift(
+        density: Any, point: Any, metric: Any, step: Any, steps: int = 1, path: Any = None
+    ) -> Point:
         theta, momentum, value, grad = point
         for _ in range(steps):
             momentum = momentum + step * pull(metric, grad)
@@ -152,6 +156,7 @@ def missing_half_step(patch: pytest.MonkeyPatch) -> None:
         return Point(theta, momentum, value, grad)
 
     patch.setattr(hmc, "leapfrog", kick_and_drift)
+    patch.setattr(mala, "leapfrog", kick_and_drift)
     patch.setattr(nuts, "leapfrog", kick_and_drift)
 
 
@@ -168,10 +173,10 @@ def momentum_not_refreshed(patch: pytest.MonkeyPatch) -> None:
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 BUGS: list[tuple[str, Plant]] = [
-    *[(name, wrong_sign) for name in ("metropolis", "hmc", "nuts")],
-    *[(name, everything_is_taken) for name in ("metropolis", "hmc", "nuts")],
-    *[(name, missing_half_step) for name in ("hmc", "hmc, dense mass", "nuts")],
-    *[(name, momentum_not_refreshed) for name in ("hmc", "nuts")],
+    *[(name, wrong_sign) for name in ("metropolis", "mala", "hmc", "nuts")],
+    *[(name, everything_is_taken) for name in ("metropolis", "mala", "hmc", "nuts")],
+    *[(name, missing_half_step) for name in ("mala", "hmc", "hmc, dense mass", "nuts")],
+    *[(name, momentum_not_refreshed) for name in ("mala", "hmc", "nuts")],
 ]
 
 
@@ -183,6 +188,6 @@ def test_a_planted_bug_is_found(name: str, plant: Plant, monkeypatch: pytest.Mon
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["metropolis", "hmc", "nuts"])
+@pytest.mark.parametrize("name", ["metropolis", "mala", "hmc", "nuts"])
 def test_a_missing_jacobian_is_found(name: str) -> None:
     assert worst(name, jacobian=False) > 5

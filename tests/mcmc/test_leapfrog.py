@@ -131,3 +131,19 @@ def test_energy_is_infinite_where_it_is_not_a_number() -> None:
     value = torch.tensor([math.nan, -math.inf, math.inf, 0.0], dtype=torch.float64)
     zero = torch.zeros(4, 1, dtype=torch.float64)
     assert Point(zero, zero, value, zero).energy.tolist() == [math.inf, math.inf, math.inf, 0.0]
+
+
+@pytest.mark.parametrize("kind", ["diagonal", "full"])
+def test_the_points_on_the_way_are_those_of_single_steps(kind: str) -> None:
+    """Half steps of the momentum are complete at every point, and the end has the same bits."""
+    metric, step = metrics(kind), column(0.1)
+    path: list[Point] = []
+    end = leapfrog(banana, start(), metric, step, 4, path)
+    point = start()
+    for on_the_way in path:
+        point = leapfrog(banana, point, metric, step)
+        for found, expected in zip(on_the_way, point, strict=True):
+            assert torch.allclose(found, expected, rtol=1e-12, atol=1e-12)
+    assert len(path) == 4
+    for found, expected in zip(end, leapfrog(banana, start(), metric, step, 4), strict=True):
+        assert torch.equal(found, expected)

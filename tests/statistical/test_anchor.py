@@ -143,6 +143,8 @@ CHAINS = {
     "hmc": doxa.HMC(draws=500, burn_in=300, leapfrog=8),
     "hmc, dense mass": doxa.HMC(draws=500, burn_in=300, leapfrog=5, mass="full"),
     "nuts": doxa.NUTS(draws=1000, burn_in=300),
+    "mala": doxa.MALA(draws=500, burn_in=500, thin=5),
+    "mala, dense mass": doxa.MALA(draws=500, burn_in=500, thin=5, mass="full"),
     "metropolis": doxa.Metropolis(draws=500, burn_in=500, thin=10),
 }
 

@@ -36,6 +36,7 @@ METHODS: dict[str, Any] = {
     "hmc, large steps": doxa.HMC(draws=DRAWS, burn_in=300, leapfrog=2, thin=6, target_accept=0.5),
     "nuts": doxa.NUTS(draws=DRAWS, burn_in=150, thin=2),
     "metropolis": doxa.Metropolis(draws=DRAWS, burn_in=1500, thin=40),
+    "mala": doxa.MALA(draws=DRAWS, burn_in=500, thin=15),
 }
 
 

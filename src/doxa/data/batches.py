@@ -298,6 +298,10 @@ class NoData:
     def members(self, part: Any) -> NoData:
         return self
 
+    def open(self, rows: Any, stage: str, keys: Sequence[str]) -> Feed:
+        """The batches of a stage for members with these keys: empty ones."""
+        return NoRows(len(keys), self.device, self.dtype)
+
 
 class Feed(Protocol):
     """Batches by step. `steps` is their number, or None if the stage has the number of steps;

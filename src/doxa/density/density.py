@@ -10,17 +10,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from operator import itemgetter
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import vmap
+from torch.utils._pytree import tree_map
 
+from doxa.data import Batch
+from doxa.density.estimates import Estimated, GradientNoise, RowSum
 from doxa.density.transforms import Shape, Transform
 from doxa.linalg.layout import Entry, Layout, Params
 
 log = logging.getLogger("doxa")
 
-Written = Callable[[Params], Tensor]
+Written = Callable[..., Tensor]
 
 
 class Density:
@@ -57,30 +62,61 @@ class Density:
         """The reverse of `natural`: [..., P]."""
         return self.layout.flatten({k: self.transforms[k].inverse(v) for k, v in values.items()})
 
-    def one(self, values: Params) -> Tensor:
-        return self.log_density(dict(values))  # a copy, which the function may change
+    @property
+    def estimated(self) -> bool:
+        """Whether batches give an estimate of it (`doxa.density.estimates`)."""
+        return isinstance(self.log_density, Estimated)
 
-    def __call__(self, flat: Tensor) -> Tensor:
+    def one(self, values: Params, *batch: Any) -> Tensor:
+        return self.log_density(dict(values), *batch)  # a copy, which the function may change
+
+    def __call__(self, flat: Tensor, batch: Batch | None = None) -> Tensor:
+        if batch is not None and isinstance(self.log_density, RowSum):
+            return self._at(flat, (batch.x, batch.scale), batch.shared)
+        value = self._at(flat)
+        if batch is not None and isinstance(self.log_density, GradientNoise):
+            return self.log_density.add_noise(value, flat, batch)
+        return value
+
+    def _at(self, flat: Tensor, rows: tuple[Any, ...] = (), shared: bool = True) -> Tensor:
+        """The log density [M], or its estimate from rows (and their scale, [M])."""
         values, log_det = self.natural(flat)
         try:
             if len(flat) == 1:  # squeeze, not select: its backward pass is a view
-                value = self.one({k: v.squeeze(0) for k, v in values.items()}).unsqueeze(0)
+                own = rows
+                if rows:
+                    x = rows[0] if shared else tree_map(_only, rows[0])
+                    own = (x, rows[1].squeeze(0))
+                value = self.one({k: v.squeeze(0) for k, v in values.items()}, *own).unsqueeze(0)
+            elif rows:
+                places = (0, None if shared else 0, 0)
+                value = vmap(self.one, places, randomness="error")(values, *rows)
             else:
                 value = vmap(self.one, randomness="error")(values)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
             if len(flat) > 1 and self.apart:
-                return self._one_by_one(flat)
+                return self._one_by_one(flat, rows, shared)
             if not isinstance(error, torch.linalg.LinAlgError):
                 raise
             return self._outside(flat, error)
         except (ValueError, ArithmeticError) as error:
-            return self._one_by_one(flat) if len(flat) > 1 else self._outside(flat, error)
+            if len(flat) == 1:
+                return self._outside(flat, error)
+            return self._one_by_one(flat, rows, shared)
         return value.to(flat.dtype) + log_det
 
-    def _one_by_one(self, flat: Tensor) -> Tensor:
-        return torch.cat([self(flat[m : m + 1]) for m in range(len(flat))])
+    def _one_by_one(self, flat: Tensor, rows: tuple[Any, ...], shared: bool) -> Tensor:
+        each = []
+        for m in range(len(flat)):
+            here = slice(m, m + 1)
+            own = rows
+            if rows:
+                x = rows[0] if shared else tree_map(itemgetter(here), rows[0])
+                own = (x, rows[1][here])
+            each.append(self._at(flat[here], own, shared))
+        return torch.cat(each)
 
     def _outside(self, flat: Tensor, error: Exception) -> Tensor:
         """Where the density of a chain raises (a matrix that is not positive definite, invalid
@@ -92,6 +128,10 @@ class Density:
             )  # fmt: skip
         self.refused += 1
         return flat.sum(1) * 0.0 - torch.inf
+
+
+def _only(rows: Tensor) -> Tensor:
+    return rows.squeeze(0)
 
 
 def free_layout(shapes: Mapping[str, Shape], transforms: Mapping[str, Transform]) -> Layout:

@@ -27,17 +27,19 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from doxa import checks, likelihoods, store
-from doxa.data import NoData, as_tensor
+from doxa.data import Data, NoData, as_tensor
 from doxa.density.density import Density, Written
 from doxa.density.draws import Draws
+from doxa.density.estimates import Estimated
 from doxa.density.transforms import Real, Transform, transform
 from doxa.driver.finish import run_fit
+from doxa.driver.loop import Progress
 from doxa.driver.runs import RunSpec
 from doxa.driver.setup import member_ids
 from doxa.engine import Engine, fall_back_to_loop
@@ -56,7 +58,9 @@ from doxa.method import Callback, FitSettings, Method, Run, as_method
 from doxa.method.method import keywords, require
 from doxa.model.model import LogDensity
 from doxa.noise import Noise
-from doxa.posterior import SamplePosterior, Status
+from doxa.optim import Optimizer
+from doxa.optim import optimizer as find_optimizer
+from doxa.posterior import Posterior, SamplePosterior, Status
 from doxa.posterior.chains import LEAST_DRAWS, ebfmi, finite, moved
 from doxa.priors import bind
 
@@ -341,6 +345,11 @@ def sample(
     draws_budget: int | None = None,
     callbacks: Sequence[Callback] = (),
     engine: str | Engine = "auto",
+    batch_size: int | None = None,
+    steps: int | None = None,
+    lr: float | None = None,
+    schedule: Any = "constant",
+    optimizer: str | Optimizer = "adam",
 ) -> Draws:
     """Draw from a log density, which need not be normalised.
 
@@ -348,16 +357,18 @@ def sample(
     ----------
     log_density : callable
         A function of a dict of tensors, the parameters of one chain in natural space. It returns a
-        scalar tensor that autograd can differentiate. Write it for one chain: all chains are
-        evaluated at once with vmap. Where vmap fails (data-dependent Python), they are evaluated
-        one after the other, and the log reports it. Where the function raises ValueError,
+        scalar tensor that autograd can differentiate. For methods on mini-batches, it may be a
+        `doxa.density.RowSum` or a `doxa.density.GradientNoise`. Write it for one chain: all chains
+        are evaluated at once with vmap. Where vmap fails (data-dependent Python), they are
+        evaluated one after the other, and the log reports it. Where the function raises ValueError,
         ArithmeticError or LinAlgError after the start (invalid parameters of a distribution, a
         failed Cholesky), the density counts as 0, and `diagnostics["raised"]` counts the cases.
     init : dict, or list of dict
         {name: value}, one start: every chain starts within ±`jitter` of it in unconstrained space.
         Or a list of such dicts, one per chain, which are used without jitter.
     method : str or Method
-        A name, or a method object with its settings (draws, burn_in, …): NUTS, HMC, Metropolis.
+        A name, or a method object with its settings (draws, burn_in, …): NUTS, HMC, MALA,
+        Metropolis, or a method on mini-batches such as SGLD.
     members : int or sequence of int
         The number of chains, or the list of their ids.
     constraints : dict, optional
@@ -374,14 +385,85 @@ def sample(
         Default: the device of the tensors in `init`.
     progress, checkpoint, checkpoint_every, draws_budget, callbacks, engine
         As in `fit`.
+    batch_size : int, optional
+        Rows per step of methods on mini-batches, if the density is a `doxa.density.RowSum`.
+    steps : int, optional
+        The number of steps of methods that optimise (SVGD, MAP, the optimum of constant SGD).
+        Default: the method's.
+    lr : float, optional
+        The learning rate, 0.01 by default. A method with a `step_size` of None uses it, over the
+        number of rows if there are rows.
+    schedule, optimizer
+        As in `fit`; the rate is constant by default.
 
     Returns
     -------
     Draws
         draws[name] is [members, draws, *shape] in natural space, with status, diagnostics,
-        summary(), to_arviz() and save().
+        summary(), to_arviz() and save(). The draws of SVGD are its particles, with the status
+        "not-evaluated". `transitions` gives the path of a method that keeps no draws, such as MAP.
     """
     began = time.monotonic()
+    sampling = prepare(
+        log_density, init, method, members, constraints=constraints, seed=seed, jitter=jitter,
+        dtype=dtype, device=device, engine=engine, batch_size=batch_size, steps=steps, lr=lr,
+        schedule=schedule, optimizer=optimizer,
+        settings=FitSettings(
+            callbacks=checks.functions("callbacks", callbacks),
+            checkpoint_seconds=checks.seconds("checkpoint_every", checkpoint_every),
+            draws_budget=checks.budget("draws_budget", draws_budget),
+            progress=sys.stderr.isatty() if progress is None else progress,
+        ),
+    )  # fmt: skip
+    digest = "" if checkpoint is None else _fingerprint(sampling)
+    specs = [RunSpec(seed=seed)]
+    (posterior,), result = run_fit(sampling.run, sampling.method, specs, began, checkpoint, digest)
+    return sampling.draws(posterior, result)
+
+
+class Sampling(NamedTuple):
+    """A call of `sample`, read and checked: the run of a method, and the density."""
+
+    run: Run
+    method: Method
+    density: Density
+    values: Tensor  # log densities at the starts
+
+    def draws(self, posterior: Posterior, result: Progress) -> Draws:
+        """The draws of what the driver has done."""
+        name = self.method.name
+        points = result.kept is None and self.method.width == 1
+        if not isinstance(posterior, SamplePosterior) or points:
+            path = "; doxa.transitions gives the path of its steps" if points else ""
+            raise MethodError(f"{name} keeps no draws; sample with nuts, hmc or metropolis{path}")
+        if result.kept is not None and not result.kept:
+            why = posterior.status.reason if posterior.status == "diverged" else result.stopped
+            raise NumericalError(f"{name} ended before its first draw: {why}")
+        density = self.density
+        draws = Draws(
+            posterior.samples, density.shapes, density.transforms, self.method, posterior.record
+        )
+        if density.refused:
+            draws.diagnostics["raised"] = density.refused
+        if result.kept is None and draws.status == "ok":
+            draws.record.status = Status(
+                "not-evaluated",
+                f"{name} gives particles, which are no chain: R-hat and effective sizes do not "
+                "apply to them",
+            )
+            return draws
+        set_status(draws)
+        return draws
+
+
+def prepare(
+    log_density: Written, init: Any, method: str | Method | type[Method],
+    members: int | Sequence[int], *, constraints: Mapping[str, Any] | None, seed: int,
+    jitter: float, dtype: torch.dtype, device: torch.device | str | None, engine: str | Engine,
+    batch_size: int | None, steps: int | None, lr: float | None, schedule: Any,
+    optimizer: str | Optimizer, settings: FitSettings,
+) -> Sampling:  # fmt: skip
+    """Read and check the arguments of `sample`, and choose the engine."""
     method = as_method(method)
     ids = member_ids(members, method)
     seed, dtype = checks.seed("seed", seed), checks.floating(dtype)
@@ -397,27 +479,19 @@ def sample(
         need, place, f"{method.name} with {len(ids)} chains of {free:,} numbers", "fewer chains"
     )
     starts = _starts(density, given, _jitter(jitter), seed, ids)
-    settings = FitSettings(
-        schedule="constant", callbacks=checks.functions("callbacks", callbacks),
-        checkpoint_seconds=checks.seconds("checkpoint_every", checkpoint_every),
-        draws_budget=checks.budget("draws_budget", draws_budget),
-        progress=sys.stderr.isatty() if progress is None else progress,
+    run = _run(density, starts, ids, seed)
+    rows = run.rows.total if run.data.has_rows else 1
+    size = method.default_batch if batch_size is None else checks.whole("batch_size", batch_size)
+    settings = replace(
+        settings, schedule=schedule, optimizer=find_optimizer(optimizer), fresh=method.width == 1,
+        spread=jitter or 1.0,
+        steps=method.default_steps if steps is None else checks.whole("steps", steps),
+        rate=settings.rate if lr is None else checks.positive("lr", lr),
+        batch_size=min(size, rows), epoch_steps=max(1, rows // min(size, rows)),
     )  # fmt: skip
-    run = replace(_run(density, starts, ids, seed), settings=settings)
+    run = replace(run, settings=settings)
     chosen, values = _engine(run, density, engine)
-    run = replace(run, engine=chosen)
-    digest = "" if checkpoint is None else _fingerprint(run, density, method, values)
-    (posterior,), result = run_fit(run, method, [RunSpec(seed=seed)], began, checkpoint, digest)
-    if not isinstance(posterior, SamplePosterior) or result.kept is None:
-        raise MethodError(f"{method.name} keeps no draws; sample with nuts, hmc or metropolis")
-    if not result.kept:
-        why = posterior.status.reason if posterior.status == "diverged" else result.stopped
-        raise NumericalError(f"{method.name} ended before its first draw: {why}")
-    draws = Draws(posterior.samples, shapes, density.transforms, method, posterior.record)
-    if density.refused:
-        draws.diagnostics["raised"] = density.refused
-    set_status(draws)
-    return draws
+    return Sampling(replace(run, engine=chosen), method, density, values)
 
 
 def _jitter(value: Any) -> float:
@@ -450,11 +524,15 @@ def _starts(density: Density, given: list[Any], jitter: float, seed: int, ids: l
 
 def _run(density: Density, starts: Tensor, ids: list[int], seed: int) -> Run:
     count = len(ids)
+    data: Data | NoData = NoData(starts.device, starts.dtype)
+    if isinstance(density.log_density, Estimated):
+        data = density.log_density.data(density.layout, starts.device, starts.dtype)
+    n = data.total if isinstance(data, Data) else 1
     return Run(
-        LogDensity(density, density.layout), likelihoods.likelihood("gaussian"),
-        NoData(starts.device, starts.dtype), Engine(), members=ids, run_of=[0] * count,
+        LogDensity(density, density.layout, density.estimated),
+        likelihoods.likelihood("gaussian"), data, Engine(), members=ids, run_of=[0] * count,
         split_of=[0] * count, seeds=[seed] * count,
-        n=torch.ones(count, device=starts.device, dtype=starts.dtype),
+        n=torch.full((count,), float(n), device=starts.device, dtype=starts.dtype),
         prior=bind(None, Layout(())), initial=starts,
     )  # fmt: skip
 
@@ -492,8 +570,9 @@ def _engine(run: Run, density: Density, engine: str | Engine) -> tuple[Engine, T
     return replace(found, product=count.largest), alone
 
 
-def _fingerprint(run: Run, density: Density, method: Method, values: Tensor) -> str:
+def _fingerprint(sampling: Sampling) -> str:
     """A digest that identifies the run; a density is identified by its values at the starts."""
+    run, method, density, values = sampling
     facts = {
         "method": store.encode(method), "members": list(run.members), "seeds": list(run.seeds),
         "dtype": str(run.dtype), "shapes": {k: list(v) for k, v in density.shapes.items()},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
@@ -15,7 +15,14 @@ import torch
 from doxa import store
 from doxa.data import Data
 from doxa.driver.calibration import calibrate_on_held_out
-from doxa.driver.loop import Driver, FitCheckpoints, Progress, own_checkpoint, saved_engine
+from doxa.driver.loop import (
+    Driver,
+    FitCheckpoints,
+    Progress,
+    copied,
+    own_checkpoint,
+    saved_engine,
+)
 from doxa.driver.runs import RunSpec
 from doxa.driver.underfit import compare_with_yardsticks
 from doxa.driver.validation import (
@@ -24,9 +31,11 @@ from doxa.driver.validation import (
     evaluate_held_out,
     posteriors_by_split,
 )
+from doxa.driver.watch import Seen, Snapshots, Watch
 from doxa.engine.engine import threads_for
-from doxa.method import Method, Run, slice_state
-from doxa.posterior import Posterior, Status, Stopping
+from doxa.errors import MethodError
+from doxa.method import Method, Run, State, slice_state
+from doxa.posterior import Posterior, SamplePosterior, Status, Stopping
 
 
 def run_fit(
@@ -56,16 +65,80 @@ def _run_fit(
     run: Run, method: Method, specs: Sequence[RunSpec], began: float,
     checkpoints: FitCheckpoints | None, parts: bool,
 ) -> tuple[list[Posterior], Progress]:  # fmt: skip
-    driver = Driver(run, method, checkpoints)
+    callbacks = () if parts else run.settings.callbacks
+    watching = [callback for callback in callbacks if isinstance(callback, Snapshots)]
+    driver = Driver(run, method, checkpoints, Watch() if watching else None)
+    for snapshots in watching:
+        snapshots.fits += 1
     with run.engine.rounding():
-        result = driver.drive()
+        for seen in driver.steps():
+            for snapshots in watching:
+                if snapshots.due(seen.number):
+                    snapshots.see(seen, _unfinished(run, method, driver, specs, seen))
+    with threads_for(driver.product):
+        return posteriors_of(run, method, driver.at, specs, began, parts), driver.at
+
+
+def posteriors_of(
+    run: Run, method: Method, result: Progress, specs: Sequence[RunSpec], began: float,
+    parts: bool = False,
+) -> list[Posterior]:  # fmt: skip
+    """The posteriors of what the driver has done, one per run."""
     count = run.size // len(specs)
     seconds = time.monotonic() - began
-    with threads_for(driver.product), run.evaluation():
+    with run.evaluation():
         return [
             _posterior(run, method, result, spec, slice(r * count, (r + 1) * count), seconds, parts)
             for r, spec in enumerate(specs)
-        ], result
+        ]
+
+
+def _unfinished(
+    run: Run, method: Method, driver: Driver, specs: Sequence[RunSpec], seen: Seen
+) -> Callable[[], list[tuple[Posterior, RunSpec]]]:
+    """A function that makes the posteriors of the current state, one per run. The state is copied
+    here, as the next step may overwrite it."""
+    at, count = driver.at, run.size // len(specs)
+    state, draws = copied(at.state), len(at.kept or ())
+
+    def make() -> list[tuple[Posterior, RunSpec]]:
+        found = []
+        for r, spec in enumerate(specs):
+            rows = slice(r * count, (r + 1) * count)
+            kept = at.draws(rows)
+            kept = None if kept is None or not draws else kept[:draws]
+            own, part = slice_state(state, rows), run.select_members(rows)
+            why = f"the state after step {seen.number}"
+            try:
+                posterior = part.posterior(method, own, kept)
+            except KeyError as error:  # an entry of a later stage
+                if part.problem.model is None or "theta" not in own:
+                    raise MethodError(
+                        f"{method.name} has no posterior after step {seen.number}, in its stage "
+                        f"{seen.stage!r}: a later stage makes it"
+                    ) from error
+                posterior = _points(part, method, own)
+                why += ", as a point: a later stage makes the posterior of this method"
+            posterior.record.seed = spec.seed
+            posterior.record.status = Status("unfinished", why)
+            posterior.record.diagnostics["steps"] = seen.number
+            found.append((posterior, spec))
+        return found
+
+    return make
+
+
+def _points(run: Run, method: Method, state: State) -> Posterior:
+    """The current weights, as points."""
+    theta = method.parameters(run, state)
+    found = SamplePosterior(
+        samples=theta.unsqueeze(1) if theta.ndim == 2 else theta, chain=False,
+        **run.common(method), **run.shared(state),
+    )  # fmt: skip
+    if run.whole is not run:
+        own = run.whole.common(method)
+        found.of_network(own["model"], own["inputs"], own["scales"])
+    return found
 
 
 def _posterior(

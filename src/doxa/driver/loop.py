@@ -20,7 +20,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -33,8 +33,9 @@ from torch import Tensor
 from doxa import store
 from doxa.data import Batch, Data, Feed, Pass, condition_on_half, free_memory
 from doxa.driver.bar import Shown, shown
+from doxa.driver.watch import Seen, Watch
 from doxa.engine import Engine
-from doxa.engine.engine import threads_for
+from doxa.engine.engine import threads_for, threads_outside
 from doxa.engine.execute import Executor, choose_executor
 from doxa.errors import CorruptedArtefact, MethodError, StoreError
 from doxa.linalg.layout import LARGE
@@ -455,9 +456,14 @@ def own_checkpoint(checkpoint: store.Checkpoints, fingerprint: str) -> store.Che
 class Driver:
     """Runs a method's stages on stacked members."""
 
-    def __init__(self, run: Run, method: Method, checkpoints: FitCheckpoints | None = None) -> None:
+    def __init__(
+        self, run: Run, method: Method, checkpoints: FitCheckpoints | None = None,
+        watch: Watch | None = None,
+    ) -> None:  # fmt: skip
         self.run = run
         self.method = method
+        self.watch = watch
+        self.at = Progress({})
         self.settings = run.settings
         self.checkpoints = checkpoints
         self.product = 0.0  # multiplications in the method's own largest matrix product
@@ -465,11 +471,20 @@ class Driver:
         self._interrupts = Interrupts()
 
     def drive(self) -> Progress:
+        for _ in self.steps():
+            pass
+        return self.at
+
+    def steps(self) -> Iterator[Seen]:
+        """Run all stages. If there is a `Watch`, every step is yielded when it is complete, and
+        changes are made before the next one. Otherwise nothing is yielded."""
         checkpoints = self.checkpoints
         if checkpoints is not None and checkpoints.found is not None:
             at = resumed(self.run, checkpoints.found)
         else:
             at = Progress(dict(self.method.init(self.run)))
+        self.at = at
+        self._changed()
         stages = list(self.method.stages(self.run))
         self.product = max((stage.product or 0.0 for stage in stages), default=0.0)
         draws = sum(stage.steps // stage.keep for stage in stages if stage.keep)
@@ -478,7 +493,7 @@ class Driver:
             folder = None if checkpoints is None else checkpoints.folder.path
             at.shape = tuple(theta.shape[1:]) if theta.ndim > 2 else ()
             at.kept = storage(theta.flatten(1), draws, self.settings.draws_budget, folder, at.saved)
-        feeds = [self.run.open(stage.source, stage.name, stage.steps) for stage in stages]
+        feeds = self._feeds(stages)
         lengths = [
             stage.steps if feed.steps is None else feed.steps
             for stage, feed in zip(stages, feeds, strict=True)
@@ -486,33 +501,54 @@ class Driver:
         shows = shown(self.method.name, sum(lengths), at.done) if self.settings.progress else None
         waits = nullcontext() if checkpoints is None else self._interrupts.deferred()
         with shows or nullcontext() as bar, waits:
-            for i, (stage, feed, steps) in enumerate(zip(stages, feeds, lengths, strict=True)):
-                if i < at.stage:
-                    continue
-                if stage.recorded is not None and i == at.stage and at.recorded is not None:
+            while at.stage < len(stages):
+                i = at.stage
+                stage, feed, steps = stages[i], feeds[i], lengths[i]
+                if stage.recorded is not None and at.recorded is not None:
                     stage.recorded.resume(at.recorded)
-                    at.recorded = None
+                at.recorded = None
                 product = stage.product  # multiplications in the largest matrix product
                 if product is None:
                     product = self.run.engine.product * feed.size
+                run = self.run
                 with threads_for(product):
-                    self._run_stage(i, stage, feed, steps, at, bar)
-                at.stage, at.t = i + 1, 0
+                    ended = yield from self._run_stage(i, stage, feed, steps, at, bar)
+                if ended:
+                    at.stage, at.t = i + 1, 0
+                elif stage.recorded is not None:
+                    at.recorded = stage.recorded.memory()
+                if self.run is not run:  # a setting was changed
+                    names = [each.name for each in stages]
+                    stages = list(self.method.stages(self.run))
+                    if [each.name for each in stages] != names:
+                        raise MethodError(f"{self.method.name}: a change must keep the stages")
+                    feeds = self._feeds(stages)
             if self._interrupts.pending:
                 stop_with_checkpoint(self.run, checkpoints, at)
-        return at
+
+    def _feeds(self, stages: Sequence[Stage]) -> list[Feed]:
+        return [self.run.open(stage.source, stage.name, stage.steps) for stage in stages]
+
+    def _changed(self) -> bool:
+        """Make the changes that were asked for. True if the run is another one."""
+        if self.watch is None or not (self.watch.pending or self.watch.planned):
+            return False
+        before = self.run
+        self.run, self.at.state = self.watch.apply(self.method, before, self.at.state, self.at.done)
+        return self.run is not before
 
     def _run_stage(
         self, number: int, stage: Stage, feed: Feed, steps: int, at: Progress, bar: Shown | None
-    ) -> None:
-        run = self.run
+    ) -> Generator[Seen, None, bool]:
+        """False if a change interrupts the stage, which then continues with the new run."""
+        run, watch = self.run, self.watch
         if at.t == 0:
             if stage.enter is not None:
                 at.state = stage.enter(run, at.state)
             at.good = copied(without_moments(at.state) if run.by_tensor else at.state)
             at.best, at.best_score, at.waited = {}, [], []
         if steps == 0:
-            return
+            return True
         rates = self._rates(steps) if stage.rates is None else stage.rates
         ticks = torch.arange(steps, dtype=torch.int32, device=run.device)
         noise: Any = run.noise(f"stage/{number}")
@@ -520,11 +556,12 @@ class Driver:
         ahead = PrefetchedNoise(noise) if near else None
 
         reported = True
+        trace: list[Any] | None = None
 
         def step(
             state: State, batch: Any, t: Tensor, rate: Tensor, owned: bool = False
         ) -> tuple[State, Info]:
-            clock = Clock(t, rate, steps, ahead or noise, owned, reported=reported)
+            clock = Clock(t, rate, steps, ahead or noise, owned, reported=reported, trace=trace)
             return stage.step(run, state, batch, clock)
 
         executor = self._executor(stage, at, step, feed, ticks, rates, ahead)
@@ -549,6 +586,12 @@ class Driver:
                 reported = bool(tick or keeps)
             else:
                 before = copied(at.state) if tick else {}
+            records: list[Any] = []
+            if watch is not None and watch.trace:
+                trace = records
+                if executor.mode != "eager":  # a recording has no trace: the same step once more
+                    step(copied(at.state), feed.batch(t), ticks[t], rates[t])
+                    trace = None
             new, info = executor(at.state, feed.batch(t), ticks[t], rates[t])
             at.state, at.t, at.done, at.mode = new, t + 1, at.done + 1, executor.mode
             if keeps:
@@ -557,6 +600,11 @@ class Driver:
             if tick:
                 self._guard(stage, at, before, info, every)
                 stop = self._tick(stage, at, info, bar)
+            interrupted = False
+            if watch is not None:
+                with threads_outside():
+                    yield Seen(at.done, stage.name, at.t, bool(keeps), info, records)
+                interrupted = self._changed()
             if stopping is not None and stopping.ends(at):
                 if isinstance(stopping, EarlyStopping):
                     log.info("%s: stopped early at step %d, no member improves", stage.name, at.t)
@@ -569,6 +617,8 @@ class Driver:
                 self._saved_at = time.monotonic()
             if self._interrupts.pending:
                 stop_with_checkpoint(run, self.checkpoints, at, stage)
+            if interrupted and at.t < steps:
+                return False
         mode = executor.mode if stage.recorded is None else stage.recorded.mode
         at.modes[stage.name] = [steps, mode]
         if run.by_tensor:
@@ -582,6 +632,7 @@ class Driver:
             ]
         if bar is not None:
             bar.advance_to(at.done)
+        return True
 
     def _executor(
         self, stage: Stage, at: Progress, step: Any, feed: Feed, ticks: Tensor, rates: Tensor,

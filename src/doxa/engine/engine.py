@@ -139,6 +139,18 @@ def threads_for(product: float) -> Iterator[None]:
             _outside.leave()
 
 
+@contextmanager
+def threads_outside() -> Iterator[None]:
+    """A context in which the number of threads is that outside the blocks of `threads_for`: for a
+    generator, while its caller works."""
+    inside = torch.get_num_threads()
+    torch.set_num_threads(_most.get() or inside)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(inside)
+
+
 class _Convolutions:
     """Makes cuDNN convolutions deterministic in training. By default, some gradients are sums in no
     fixed order, and the same seed would give other bits on a GPU. The switch belongs to the

@@ -37,6 +37,7 @@ from doxa.method import (
     unflatten_particles,
 )
 from doxa.method.method import Alternatives, positive, whole
+from doxa.method.trace import Forces
 from doxa.posterior import Posterior, SamplePosterior
 
 
@@ -55,6 +56,7 @@ class SVGD(Method):
         T, which multiplies the repulsion.
     """
 
+    controls: ClassVar[tuple[str, ...]] = ("bandwidth", "temperature")
     rate_by_network: ClassVar[bool] = True
     streams: ClassVar[Literal["batches", "passes"] | None] = "batches"
     name: ClassVar[str] = "svgd"
@@ -76,12 +78,27 @@ class SVGD(Method):
             run.expand_particles(self.particles).init_network(), self.particles
         )
         theta = state["theta"]  # [M, K, P]
-        if not run.settings.fresh:  # particles with equal weights would stay equal
-            away = run.noise("particles").normal(tuple(theta.shape[1:]))
-            theta = theta + 0.01 * theta.square().mean(2, keepdim=True).sqrt() * away
+        theta = self._apart(run, theta)
         if run.free is not None:
             theta = torch.where(run.free > 0, theta, theta[:, :1])
         return {**state, "theta": theta}
+
+    def _apart(self, run: Run, theta: Tensor) -> Tensor:
+        """Particles that do not start from weights of their own: with equal ones they would stay
+        equal."""
+        if run.settings.fresh:
+            return theta
+        noise, shape = run.noise("particles"), tuple(theta.shape[1:])
+        if run.settings.spread is not None:
+            return theta + run.settings.spread * (2.0 * noise.uniform(shape) - 1.0)
+        return theta + 0.01 * theta.square().mean(2, keepdim=True).sqrt() * noise.normal(shape)
+
+    def restart(self, run: Run, state: State, theta: Tensor) -> State:
+        """The particles of a member start around one point, [M, P]."""
+        own = theta.unsqueeze(1).expand_as(state["theta"]) if theta.ndim == 2 else theta
+        return {**state, "theta": self._apart(run, own), **run.settings.optimizer.init(
+            {"theta": state["theta"]}
+        )}  # fmt: skip
 
     def stages(self, run: Run) -> Iterable[Stage]:
         yield Stage("transport", self._step, run.steps, enter=_enter, validates=True)
@@ -93,14 +110,14 @@ class SVGD(Method):
             potential, inner, batch.expand_particles(k), clock.expand_particles(k)
         )
         grad = grads["theta"].unflatten(0, (-1, k))  # [M, K, P]
-        phi = self._stein(run, theta, grad)
+        phi = self._stein(run, theta, grad, clock)
         descent = {"theta": run.descent(phi)}
         optimizer = run.settings.optimizer
         new = optimizer.update({"theta": theta}, descent, state, clock.rate, clock.t, clock.owned)
         loss = value.unflatten(0, (-1, k)).mean(1) * run.per_example
         return {**state, **unflatten_particles(changed, k), **new}, {"loss": loss}
 
-    def _stein(self, run: Run, theta: Tensor, grad: Tensor) -> Tensor:
+    def _stein(self, run: Run, theta: Tensor, grad: Tensor, clock: Clock) -> Tensor:
         """φ at every particle, [M, K, P]."""
         free = theta if run.free is None else theta * run.free
         square = torch.cdist(free, free).square()  # [M, K, K]
@@ -110,7 +127,11 @@ class SVGD(Method):
         kernel = (-square / h).exp()
         pull = kernel @ grad
         push = (2.0 / h) * (kernel.sum(2, keepdim=True) * free - kernel @ free)
-        phi = (pull + run.field(self, "temperature")[:, None, None] * push) / self.particles
+        heat = run.field(self, "temperature")[:, None, None]
+        phi = (pull + heat * push) / self.particles
+        if clock.trace is not None:
+            drift, repulsion = pull / self.particles, heat * push / self.particles
+            clock.trace.append(Forces(theta, drift, repulsion, kernel, h[:, 0, 0]))
         if run.free is None:
             return phi
         return torch.where(run.free > 0, phi, grad.mean(1, keepdim=True))

@@ -68,6 +68,7 @@ class ConstantSGD(StochasticGradient):
 
     name: ClassVar[str] = "constant-sgd"
     renamed: ClassVar[Mapping[str, str]] = {"rate": "step_size"}
+    controls: ClassVar[tuple[str, ...]] = ("step_size",)
     default_rate: ClassVar[float] = 1e-2
     default_batch: ClassVar[int] = 32  # the batches are the noise
     rows: ClassVar[str] = "independent"
@@ -94,6 +95,10 @@ class ConstantSGD(StochasticGradient):
 
     def move(self, run: Run, state: State, grad: Tensor, clock: Clock) -> State:
         return {"theta": torch.addcmul(state["theta"], run.descent(grad), state["rate"], value=-1)}
+
+    def change(self, run: Run, state: State, name: str, value: Tensor) -> tuple[Run, State]:
+        """The rate belongs to the state: until it is set at the optimum, a change has no effect."""
+        return run, {**state, "rate": value.unsqueeze(1)}
 
     def _given(self, run: Run, state: State) -> State:
         rate = run.setting(self, "step_size")
@@ -127,10 +132,16 @@ class ConstantSGD(StochasticGradient):
         size = state["theta"].shape[1] if run.free is None else int(run.free.sum())
         best = 2.0 * heat * size / (run.n.unsqueeze(1) * trace.clamp_min(1e-30))
         most = 1.0 / state["curvature"].clamp_min(1e-30)
-        rows = min(map(len, run.rows.rows))
-        if run.settings.batch_size >= rows:
-            log.warning("constant-sgd: batches hold all rows, and a gradient without noise "
-                        "samples nothing; give a smaller batch_size")  # fmt: skip
+        if run.data.has_rows:
+            noiseless = run.settings.batch_size >= min(map(len, run.rows.rows))
+            what, advice = "batches hold all rows", "give a smaller batch_size"
+        else:
+            noiseless = not bool(trace.any())
+            what = "the density has no rows and no stated noise"
+            advice = "pass doxa.density.RowSum or GradientNoise"
+        if noiseless:
+            log.warning("constant-sgd: %s, and a gradient without noise samples nothing; %s",
+                        what, advice)  # fmt: skip
         elif bool((best > most).any()):
             log.warning("constant-sgd: the optimal rate %.3g would explode along the steepest "
                         "direction; held at %.3g, one over its curvature",

@@ -1,6 +1,6 @@
-"""Shared by HMC and NUTS: the momentum, and a burn-in that adapts the step size and the mass.
+"""Shared by HMC, NUTS and MALA: a burn-in that adapts the step size and the mass, and the momentum.
 
-The two methods differ in the length of a trajectory and in the point that is taken from it.
+The methods differ in the length of a trajectory and in the point that is taken from it.
 
 **Burn-in** follows Stan: a fast phase, slow windows that double in length, and a last fast phase.
 In all phases, dual averaging adapts the step size to a mean acceptance of `target`,
@@ -75,12 +75,12 @@ def start_dual(step: Tensor) -> State:
     }  # fmt: skip
 
 
-def average(state: State, accept: Tensor, target: Tensor) -> State:
+def average(state: State, accept: Tensor, target: Tensor, gamma: float = 0.05) -> State:
     """One update of dual averaging, from the mean acceptance [M] of a transition."""
     count = state["dual.count"] + 1
     weight = 1 / (count + 10)
     error = (1 - weight) * state["dual.error"] + weight * (target - accept)
-    log_step = state["dual.centre"] - count.sqrt() / 0.05 * error
+    log_step = state["dual.centre"] - count.sqrt() / gamma * error
     power = count**-0.75
     averaged = power * log_step + (1 - power) * state["dual.log_step"]
     return {
@@ -203,9 +203,10 @@ def _estimation_error(spread: Tensor, variances: Tensor, n: Tensor) -> Tensor:
 
 
 class Hamiltonian(Kernel):
-    """Base of HMC and NUTS."""
+    """Base of HMC, NUTS and MALA."""
 
     tallied: ClassVar[tuple[str, ...]] = ("accept", "divergent", "leapfrogs")
+    gamma: ClassVar[float] = 0.05  # of dual averaging
     copies: ClassVar[float] = 36.0
     state_copies: ClassVar[float | None] = 1.0
 
@@ -220,7 +221,8 @@ class Hamiltonian(Kernel):
         return {**own, "early": early}  # 1 until burn-in has estimated the first mass
 
     def adapt(self, run: Run, state: State, info: Info) -> State:
-        new = average(state, info["accept"], run.field(self, "target_accept"))
+        target = run.field(self, "target_accept")
+        new = average(state, info["accept"], target, self.gamma)
         return {**state, **new, **observe(state)}
 
     def hooks(self) -> Hooks:
@@ -247,6 +249,9 @@ class Hamiltonian(Kernel):
         few = state["dual.count"] < 10
         return {**state, "step": torch.where(few, torch.minimum(sought, averaged), averaged)}
 
+    def with_step(self, state: State, step: Tensor) -> State:
+        return {**state, **start_dual(step)}
+
     def depart(self, state: State, clock: Clock) -> Point:
         """The current draw with a new momentum."""
         theta = state["theta"]
@@ -256,11 +261,12 @@ class Hamiltonian(Kernel):
     def report(self, state: State) -> dict[str, Any]:
         spread = state["energy.square"]
         ratio = torch.where(spread > 0, state["energy.jumps"] / spread, torch.nan)
+        counted = [name for name in ("leapfrogs",) if name in self.tallied]
         return {
             "step_size": state["step"].tolist(),
             "divergences": int(state["sum.divergent"].sum()),
             "divergent_share": float(self.share(state, "divergent").mean()),
-            "leapfrogs": self.share(state, "leapfrogs").tolist(),
+            **{name: self.share(state, name).tolist() for name in counted},
             "ebfmi": ratio.tolist(),
             "transitions": int(state["transitions"].max()),
         }

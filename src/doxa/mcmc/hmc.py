@@ -15,7 +15,7 @@ Dropout is off and BatchNorm is frozen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -26,11 +26,12 @@ from doxa import store
 from doxa.data import Batch
 from doxa.engine.execute import Recorded
 from doxa.mcmc.hamiltonian import KINDS, Hamiltonian
-from doxa.mcmc.kernel import DIVERGENT, Move, Point, acceptance, leapfrog
+from doxa.mcmc.kernel import DIVERGENT, Move, Point, acceptance, leapfrog, trajectory_of
 from doxa.method import Clock, Info, Run, State
 from doxa.method.method import between, one_of, positive, whole
+from doxa.method.trace import Proposal
 
-Trajectory = Callable[[Point, Tensor], Point]  # (start, step size [M, 1]) to the end point
+Integrator = Callable[[Point, Tensor], Point]  # (start, step size [M, 1]) to the end point
 
 
 @store.register("hmc")
@@ -92,13 +93,17 @@ class HMC(Hamiltonian):
         recorded = Recorded(run, inner, self.transitions * self.leapfrog)
 
         def move(state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
+            path: list[Point] = []
+
             def trajectory(point: Point, step: Tensor) -> Point:
                 values = {**point._asdict(), "metric": state["metric"], "step": step}
                 for _ in range(self.leapfrog):
                     values = recorded(state, batch, clock, values)
+                    if clock.trace is not None:  # a recording overwrites its values
+                        path.append(Point(*(values[name].clone() for name in Point._fields)))
                 return Point(*(values[name] for name in Point._fields))
 
-            found = self._transition(state, clock, trajectory)
+            found = self._transition(state, clock, trajectory, path)
             recorded.end_transition()
             return found
 
@@ -106,19 +111,27 @@ class HMC(Hamiltonian):
 
     def transition(self, run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
         density = self.density(run, state, batch)
+        path: list[Point] = []
         trajectory = lambda point, step: leapfrog(  # noqa: E731
-            density, point, state["metric"], step, self.leapfrog
-        )
-        return self._transition(state, clock, trajectory)
+            density, point, state["metric"], step, self.leapfrog,
+            None if clock.trace is None else path,
+        )  # fmt: skip
+        return self._transition(state, clock, trajectory, path)
 
-    def _transition(self, state: State, clock: Clock, trajectory: Trajectory) -> tuple[State, Info]:
+    def _transition(
+        self, state: State, clock: Clock, trajectory: Integrator, path: Sequence[Point] = ()
+    ) -> tuple[State, Info]:
         start = self.depart(state, clock)
         share = self.jitter + (1 - self.jitter) * clock.uniform(1)  # [M, 1]
-        end = trajectory(start, state["step"].unsqueeze(1) * share)
+        step = state["step"].unsqueeze(1) * share
+        end = trajectory(start, step)
         error = end.energy - start.energy  # [M]; NaN if both energies are infinite
         rate = acceptance(-error)
         accept = clock.uniform(1).squeeze(1) < rate
         take = accept.unsqueeze(1)
+        if clock.trace is not None:
+            clock.trace.append(trajectory_of([start, *path], step))
+            clock.trace.append(Proposal(start.theta, end.theta, -error, rate, accept))
         new = {
             **state,
             "theta": torch.where(take, end.theta, start.theta),

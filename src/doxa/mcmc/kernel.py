@@ -20,7 +20,7 @@ as ε².
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -31,6 +31,7 @@ from doxa.data import Batch
 from doxa.engine.execute import Recorded
 from doxa.mcmc.convergence import chain_status, concerns
 from doxa.method import Clock, Hooks, Info, Method, Run, Stage, State, log_joint, optimise
+from doxa.method.trace import Trajectory
 from doxa.posterior import Posterior, SamplePosterior
 
 DIVERGENT = 1000.0  # energy error above which a transition is divergent, as in Stan
@@ -54,8 +55,9 @@ class Point(NamedTuple):
 
 
 def leapfrog(
-    density: ValueAndGrad, point: Point, metric: Tensor, step: Tensor, steps: int = 1
-) -> Point:
+    density: ValueAndGrad, point: Point, metric: Tensor, step: Tensor, steps: int = 1,
+    path: list[Point] | None = None,
+) -> Point:  # fmt: skip
     """Integrate the Hamiltonian dynamics.
 
     Parameters
@@ -70,6 +72,8 @@ def leapfrog(
         The step size ε. A negative one integrates backwards in time.
     steps : int
         The number of steps.
+    path : list of Point, optional
+        The points after each step are appended to it.
 
     Returns
     -------
@@ -81,8 +85,19 @@ def leapfrog(
     for i in range(steps):
         theta = theta + step * push(metric, momentum)
         value, grad = density(theta)
+        if path is not None:
+            path.append(Point(theta, momentum + 0.5 * step * pull(metric, grad), value, grad))
         momentum = momentum + (0.5 if i == steps - 1 else 1.0) * step * pull(metric, grad)
     return Point(theta, momentum, value, grad)
+
+
+def trajectory_of(path: Sequence[Point], step: Tensor) -> Trajectory:
+    """The record of a trajectory: its points from the start on, and its step size [M, 1]."""
+    return Trajectory(
+        torch.stack([point.theta for point in path]),
+        torch.stack([point.momentum for point in path]),
+        torch.stack([point.energy for point in path]), step.squeeze(1),
+    )  # fmt: skip
 
 
 def push(metric: Tensor, momentum: Tensor) -> Tensor:
@@ -109,13 +124,14 @@ Move = Callable[[State, Batch, Clock], tuple[State, Info]]
 
 
 class Kernel(Method):
-    """Base of Metropolis, HMC and NUTS. Subclasses are frozen dataclasses that have these fields
-    and others."""
+    """Base of Metropolis, MALA, HMC and NUTS. Subclasses are frozen dataclasses that have these
+    fields and others."""
 
     draws: int
     burn_in: int
     thin: int
     temperature: float
+    controls: ClassVar[tuple[str, ...]] = ("step_size", "temperature", "mass")
     uses_rate: ClassVar[bool] = False  # only for the maximum of weights that are point estimates
     tallied: ClassVar[tuple[str, ...]] = (
         "accept",
@@ -208,6 +224,24 @@ class Kernel(Method):
     def _enter_sampling(self, run: Run, state: State) -> State:
         state = self._arrive(run, state)
         return self.settle(run, state) if self.burn_in else state
+
+    def with_step(self, state: State, step: Tensor) -> State:
+        """The state with another step size [M], from which burn-in adapts it anew."""
+        return {**state, "step": step}
+
+    def change(self, run: Run, state: State, name: str, value: Tensor) -> tuple[Run, State]:
+        """A mass m is one for all parameters: M = m I."""
+        if name == "step_size":
+            return run, self.with_step(state, value)
+        if name == "mass":
+            metric = state["metric"]
+            scale = free(metric) * value.rsqrt().unsqueeze(1)
+            return run, {**state, "metric": scale if metric.ndim == 2 else scale.diag_embed()}
+        run, state = super().change(run, state, name, value)
+        return run, self._arrive(run, state)
+
+    def restart(self, run: Run, state: State, theta: Tensor) -> State:
+        return self._arrive(run, super().restart(run, state, theta))
 
     def density(self, run: Run, state: State, batch: Batch) -> ValueAndGrad:
         """log π(θ) = log_joint/T and its gradient, as a function of θ [M, P]."""

@@ -26,6 +26,7 @@ from doxa.mcmc.hamiltonian import KINDS, learn_mass, observe, start_mass, window
 from doxa.mcmc.kernel import Kernel, acceptance, free, push
 from doxa.method import Clock, Hook, Hooks, Info, Run, State
 from doxa.method.method import one_of, positive, whole
+from doxa.method.trace import Proposal
 
 
 @store.register("metropolis")
@@ -71,6 +72,8 @@ class Metropolis(Kernel):
         value = self._value(run, state, proposal, batch)
         rate = acceptance(value - density)
         accept = clock.uniform(1).squeeze(1) < rate
+        if clock.trace is not None:
+            clock.trace.append(Proposal(theta, proposal, value - density, rate, accept))
         new = {
             **state,
             "theta": torch.where(accept.unsqueeze(1), proposal, theta),
@@ -88,6 +91,9 @@ class Metropolis(Kernel):
         mean = state["tuned.mean"] + (log_step - state["tuned.mean"]) / count
         new = {"step": log_step.exp(), "tuned": count, "tuned.mean": mean}
         return {**state, **new, **observe(state)}
+
+    def with_step(self, state: State, step: Tensor) -> State:
+        return {**state, **_untuned(step)}
 
     def begin(self, run: Run, state: State) -> State:
         return self._seek(run, state, state["step"], 0)

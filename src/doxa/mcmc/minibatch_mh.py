@@ -32,9 +32,11 @@ from doxa.mcmc.stochastic import (
     StochasticGradient,
     report,
     step_size,
+    trace_gradient,
 )
 from doxa.method import Clock, Info, Run, Stage, State, Step
 from doxa.method.method import between, one_of, positive, whole
+from doxa.method.trace import Proposal
 from doxa.posterior import Posterior
 
 _TARGET = {"langevin": 0.574, "walk": 0.234}  # optimal in high dimension (Roberts & Rosenthal 2001)
@@ -110,6 +112,14 @@ class MinibatchMH(StochasticGradient):
             change = torch.nan_to_num(change, nan=-torch.inf, posinf=-torch.inf)
             rate = change.exp().clamp(max=1.0)  # [M, 1]
             accept = clock.uniform(1) < rate
+            if clock.trace is not None:
+                mean = None if self.proposal == "walk" else there - moved
+                ratio, taken = change.squeeze(1), accept.squeeze(1)
+                clock.trace.append(Proposal(theta, there, ratio, rate.squeeze(1), taken, mean))
+                if mean is not None:
+                    trace_gradient(
+                        run, state, {"theta": torch.where(accept, there, theta)}, pull, batch, clock
+                    )
             theta = torch.where(accept, there, theta)
             if adapting:  # log η rises if too much is accepted (Robbins & Monro)
                 size = size * ((rate - target) * (clock.t.to(size.dtype) + 1.0) ** -0.6).exp()
@@ -119,6 +129,12 @@ class MinibatchMH(StochasticGradient):
             return {**state, "theta": theta, "step": size, "accepted": accepted}, info
 
         return step
+
+    def change(self, run: Run, state: State, name: str, value: Tensor) -> tuple[Run, State]:
+        """A step size that is given is no longer adapted."""
+        if name == "step_size":
+            state = {**state, "step": value.unsqueeze(1)}
+        return super().change(run, state, name, value)
 
     def finish(self, run: Run, state: State, kept: Tensor | None) -> Posterior:
         accept = (state["accepted"] / (self.draws * self.thin)).flatten()

@@ -35,7 +35,7 @@ tree, and "drawn" is the point drawn from the branch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -48,6 +48,7 @@ from doxa.mcmc.hamiltonian import KINDS, Hamiltonian
 from doxa.mcmc.kernel import DIVERGENT, Move, Point, ValueAndGrad, acceptance, leapfrog
 from doxa.method import Clock, Info, Run, State
 from doxa.method.method import between, one_of, positive, whole
+from doxa.method.trace import Tree
 
 _AHEAD = 5  # number of doublings whose random numbers are drawn at the start of a transition
 
@@ -113,6 +114,7 @@ def grow(
     tree |= {f"taken.{name}": getattr(start, name) for name in _TAKEN[:3]}
     tree["taken.energy"] = seed["start"]
     now = {"active": seed["active"], "step": seed["step"], **here, **dict.fromkeys(_TALLY, zero)}
+    leaves: list[_Leaf] | None = None if clock.trace is None else []
     for level in range(min(max_depth, limit or max_depth)):
         count = 2**level
         if level < _AHEAD:
@@ -120,7 +122,7 @@ def grow(
         else:
             lucks = clock.uniform(count).log().T.contiguous()
         held = {f"taken.{name}": tree[f"taken.{name}"] for name in _TAKEN}
-        end, first = _branch(parts, {**now, **branch, **fixed, **held}, lucks.unbind(0))
+        end, first = _branch(parts, {**now, **branch, **fixed, **held}, lucks.unbind(0), leaves)
         after = min(level + 1, max_depth - 1)
         tree = parts.merge({
             **tree, **{f"end.{name}": end[name] for name in (*_PLACE, "weight", "sum")},
@@ -132,6 +134,8 @@ def grow(
         now |= {name: end[name] for name in _TALLY}
         if not bool(now["active"].any()):
             break
+    if clock.trace is not None and leaves is not None:
+        clock.trace.append(_tree_of(start, leaves, seed["forward"], tree["taken.theta"]))
     tally = {name: now[name] for name in _TALLY}
     return {
         **{name: tree[f"taken.{name}"] for name in _TAKEN}, **tally, "depth": tree["depth"],
@@ -140,7 +144,25 @@ def grow(
     }  # fmt: skip
 
 
-def _branch(parts: Parts, branch: State, lucks: tuple[Tensor, ...]) -> tuple[State, Tensor]:
+_Leaf = tuple[Tensor, Tensor, Tensor, int]  # θ, momentum, whether it was reached, and its branch
+
+
+def _tree_of(start: Point, leaves: list[_Leaf], forward: Tensor, taken: Tensor) -> Tree:
+    """The record of a tree; its energies are computed by `NUTS`."""
+    root = (start.theta, start.momentum, torch.isfinite(start.energy), 0)
+    theta, momentum, reached, size = zip(root, *leaves, strict=True)
+    positions = torch.stack(theta)
+    doubling = torch.tensor([s.bit_length() for s in size])  # that of 2^d leaves is number d + 1
+    same = (positions == taken).all(2) & torch.stack(reached)
+    return Tree(
+        positions, torch.stack(momentum), start.energy.expand(len(positions), -1), doubling,
+        forward[: int(doubling.max()), :, 0], torch.stack(reached), same.long().argmax(0),
+    )  # fmt: skip
+
+
+def _branch(
+    parts: Parts, branch: State, lucks: tuple[Tensor, ...], leaves: list[_Leaf] | None = None
+) -> tuple[State, Tensor]:
     """Build a branch with one leaf per entry of `lucks`, each of which has uniform numbers [M].
     Returns the branch and the momentum of its first leaf. Chains that turn back or diverge become
     inactive."""
@@ -149,6 +171,9 @@ def _branch(parts: Parts, branch: State, lucks: tuple[Tensor, ...]) -> tuple[Sta
     for i, luck in enumerate(lucks):
         before, behind = branch["momentum"], branch["sum"]
         branch = parts.leaf({**branch, "luck": luck})
+        if leaves is not None:  # a recording overwrites its values
+            theta, momentum, reached = (branch[k].clone() for k in ("theta", "momentum", "active"))
+            leaves.append((theta, momentum, reached, len(lucks)))
         note = branch["momentum"], behind, before
         if i == 0:
             first = note[0]
@@ -320,6 +345,7 @@ class NUTS(Hamiltonian):
             parts = Parts(plants, leaves, closes, joins)
             found = self._transition(state, clock, parts)
             recorded.end_transition()
+            self._trace_energies(run, state, batch, clock)
             return found
 
         return move, recorded
@@ -327,7 +353,21 @@ class NUTS(Hamiltonian):
     def transition(self, run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
         density = self.density(run, state, batch)
         leaf = lambda branch: new_leaf(density, branch)  # noqa: E731
-        return self._transition(state, clock, Parts(self._plant, leaf, check_turning, merge))
+        found = self._transition(state, clock, Parts(self._plant, leaf, check_turning, merge))
+        self._trace_energies(run, state, batch, clock)
+        return found
+
+    def _trace_energies(self, run: Run, state: State, batch: Batch, clock: Clock) -> None:
+        """The energies of the nodes of a traced tree, which no step needs afterwards."""
+        if clock.trace is None:
+            return
+        density, tree = self.density(run, state, batch), clock.trace.pop()
+        points = [
+            Point(theta, momentum, *density(theta))
+            for theta, momentum in zip(tree.positions, tree.momenta, strict=True)
+        ]
+        energies = torch.stack([point.energy for point in points])
+        clock.trace.append(replace(tree, energies=energies))
 
     def _plant(self, values: State) -> State:
         return init_tree(values, self.max_depth)

@@ -52,6 +52,7 @@ from doxa.mcmc.stochastic import (
     report,
     step_size,
     stochastic_gradient,
+    trace_gradient,
 )
 from doxa.method import Clock, Info, Run, State, Step
 from doxa.method.method import between, one_of, positive, whole
@@ -123,6 +124,7 @@ class PSGLD(StochasticGradient):
                 steepest = scale / spread  # the limit: G changes by G within the noise
                 drift = drift + t * gamma.clamp(-steepest, steepest)
             new["theta"] = held(run, theta + eta * drift + spread * eps, theta)
+            trace_gradient(run, state, new, grad, batch, clock)
             return {**state, **changed, **new}, report(run, value)
 
         return step

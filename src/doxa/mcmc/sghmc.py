@@ -60,6 +60,7 @@ class SGHMC(StochasticGradient):
     name: ClassVar[str] = "sghmc"
     streams: ClassVar[Literal["batches", "passes"] | None] = "batches"
     renamed: ClassVar[Mapping[str, str]] = {"step": "step_size"}
+    controls: ClassVar[tuple[str, ...]] = ("step_size", "temperature", "friction")
     columnwise: ClassVar[bool] = True
     state_copies: ClassVar[float | None] = 1.0
     large_copies: ClassVar[tuple[float, float] | None] = (4.0, 1.0)  # θ, v, the last good ones; ∇

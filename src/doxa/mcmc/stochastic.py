@@ -40,6 +40,7 @@ from doxa.method import (
     optimise,
     potential,
 )
+from doxa.method.trace import Gradient, full_gradient
 from doxa.posterior import Posterior, SamplePosterior, Status
 from doxa.posterior.chains import finite
 
@@ -55,6 +56,7 @@ class StochasticGradient(Method):
     draws: int
     burn_in: int
     thin: int
+    controls: ClassVar[tuple[str, ...]] = ("step_size", "temperature")
     columnwise: ClassVar[bool] = False  # `move` is a function of each weight alone, with `noise`
     default_members: ClassVar[int] = 4
     default_rate: ClassVar[float] = 1e-3
@@ -77,6 +79,10 @@ class StochasticGradient(Method):
             log.warning("%s: %s", self.name, self.batch_norm)
         state = run.init_network()
         return {**state, **self.memory(run, state["theta"])}
+
+    def restart(self, run: Run, state: State, theta: Tensor) -> State:
+        rest = {"velocity": torch.zeros_like(theta)} if "velocity" in state else {}
+        return {**super().restart(run, state, theta), **rest}
 
     def memory(self, run: Run, theta: Tensor) -> State:
         """The entries of the state that the method needs besides θ."""
@@ -122,6 +128,7 @@ class StochasticGradient(Method):
             value, grad, changed = stochastic_gradient(run, state, batch, clock)
             new = advance(run, {**state, **changed}, grad, clock)
             new["theta"] = held(run, new["theta"], state["theta"])
+            trace_gradient(run, state, new, grad, batch, clock)
             return {**state, **changed, **new}, report(run, value)
 
         return step
@@ -179,6 +186,17 @@ def stochastic_gradient(
     value, grads, changed = run.value_and_grad(potential, state, batch, clock)
     grad = grads["theta"]
     return value, grad if run.free is None else grad * run.free, changed
+
+
+def trace_gradient(
+    run: Run, state: State, new: State, grad: Tensor, batch: Batch, clock: Clock
+) -> None:
+    """The record of a step along the gradient −∇Û, where the step leaves any."""
+    if clock.trace is not None:
+        full = full_gradient(run, state, batch, clock)
+        moved = new["theta"] - state["theta"]
+        velocity = new.get("velocity")
+        clock.trace.append(Gradient(state["theta"], grad, full, moved, velocity))
 
 
 def held(run: Run, moved: Tensor, before: Tensor) -> Tensor:

@@ -37,6 +37,7 @@ from doxa.method.state import (
     target,
     unflatten_particles,
 )
+from doxa.method.trace import Forces, Gradient, Proposal, Record, Trajectory, Tree
 from doxa.model.model import Problem
 
 __all__ = [
@@ -45,6 +46,8 @@ __all__ = [
     "Clock",
     "ColumnClock",
     "FitSettings",
+    "Forces",
+    "Gradient",
     "Hook",
     "Hooks",
     "Info",
@@ -52,11 +55,15 @@ __all__ = [
     "Number",
     "Objective",
     "Problem",
+    "Proposal",
+    "Record",
     "Run",
     "Stage",
     "State",
     "Step",
     "TensorGradient",
+    "Trajectory",
+    "Tree",
     "as_buffers",
     "as_method",
     "average_from",

@@ -642,6 +642,9 @@ class Method(metaclass=_Renaming):
     best_copies: ClassVar[float] = 1.0
     # Copies of all weights in the state besides the weights; None: the optimiser's moments.
     state_copies: ClassVar[float | None] = None
+    # Settings that may change between two steps (`doxa.method.trace`): each is per run, or belongs
+    # to the state (`change`).
+    controls: ClassVar[tuple[str, ...]] = ()
     predicted_draws: ClassVar[int] = 0  # draws of the weights held at once to predict held-out rows
     # Advice in the error message if memory is short:
     smaller: ClassVar[str] = (
@@ -779,6 +782,21 @@ class Method(metaclass=_Renaming):
     def init(self, run: Run) -> State:
         """The initial state: named tensors, each with leading axis M."""
         return run.init_network()
+
+    def check_setting(self, name: str, values: Sequence[float]) -> None:
+        """An error if a setting may not have one of these values."""
+        rule = rules(self).get(name)
+        for each in values:
+            if isinstance(rule, Number) and not rule.allows(each):
+                raise MethodError(f"{name} must be {rule.words(name)}, not {each!r}")
+
+    def change(self, run: Run, state: State, name: str, value: Tensor) -> tuple[Run, State]:
+        """The run and the state in which one of the `controls` has the value [M]."""
+        return replace(run, hyper={**run.hyper, name: value}), state
+
+    def restart(self, run: Run, state: State, theta: Tensor) -> State:
+        """The state in which the weights are others, [M, P] or [M, K, P], as at a new start."""
+        return {**state, "theta": theta}
 
     def parameters(self, run: Run, state: State) -> Tensor:
         """The current weights of each member, [M, P], or of its particles, [M, K, P]. `keep` stores

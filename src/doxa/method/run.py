@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
-from doxa.data import Batch, BatchRequest, Data, Feed, NoData, NoRows, Pass, batch_rows, source
+from doxa.data import Batch, BatchRequest, Data, Feed, NoData, Pass, batch_rows, source
 from doxa.engine import Engine
 from doxa.errors import MethodError
 from doxa.likelihoods import Likelihood
@@ -90,6 +90,8 @@ class FitSettings:
     epoch_steps: int = 1
     optimizer: Optimizer = field(default_factory=Adam)
     fresh: bool = True  # re-initialise the weights for each member, else use the network's weights
+    # Half of the width in which particles start around their member; None: the method's own rule.
+    spread: float | None = None
     begin: Tensor | None = None  # initial weights of each member from elsewhere, [M, P]
     schedule: Any = "cosine"
     patience: int = 20
@@ -435,7 +437,7 @@ class Run:
     def open(self, rows: Any, stage: str, steps: int | None = None) -> Feed:
         """Batches for a stage with this number of steps: see `doxa.data.batches`."""
         if isinstance(self.data, NoData):
-            return NoRows(self.size, self.device, self.dtype)
+            return self.data.open(rows, stage, self.keys)
         size = self.settings.batch_size
         request = BatchRequest(self.data, self.split_of, self.keys, size, stage, steps)
         return source(rows).open(request)
@@ -605,7 +607,7 @@ class Run:
     ) -> tuple[Any, ...]:
         """log p(θ, D) as an objective, or the density itself if the problem is a log density."""
         if isinstance(self.problem, LogDensity):
-            return self.problem.function(theta), {}
+            return self.problem.at(theta, batch), {}
         if not training:
             return self.log_likelihood(theta, batch, params), {}, self.known_prior(theta)
         fit = self.train(theta, params, batch, clock)

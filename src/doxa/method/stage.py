@@ -29,6 +29,7 @@ from doxa.method.state import (
     network_part,
     unflatten_particles,
 )
+from doxa.method.trace import Gradient, full_gradient
 from doxa.optim import Adam, Optimizer
 
 if TYPE_CHECKING:
@@ -154,7 +155,14 @@ def optimise(
         if combine is not None:
             grads = {name: combine(run, grad) for name, grad in grads.items()}
         descent = {name: run.descent(grad) for name, grad in grads.items()}
+        if clock.trace is not None:
+            params = {name: value.clone() for name, value in params.items()}
+            full = full_gradient(run, state, batch, clock, objective) if "theta" in over else None
         new = chosen.update(params, descent, state, clock.rate, clock.t, clock.owned)
+        if clock.trace is not None and "theta" in over:
+            theta, velocity = state["theta"], new.get("optim.u.theta")
+            moved = new["theta"] - theta
+            clock.trace.append(Gradient(theta, grads["theta"], full, moved, velocity))
         if average:
             new |= average_from(first, {key: new[key] for key in over}, state, clock, every)
         return {**state, **changed, **new}, {"loss": value * run.per_example}

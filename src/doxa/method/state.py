@@ -56,6 +56,9 @@ class Clock:
         Whether the tensors of the state may be overwritten, because nothing else refers to them.
     reported : bool
         Whether the statistics of this step are read. For a large network, they take time.
+    trace : list or None
+        Where a step puts its records (`doxa.method.trace`), if somebody watches it. None otherwise:
+        nothing is then computed for them.
     """
 
     def __init__(
@@ -67,10 +70,12 @@ class Clock:
         owned: bool = False,
         calls: list[int] | None = None,
         reported: bool = True,
+        trace: list[Any] | None = None,
     ) -> None:
         self.t, self.rate, self.steps, self.source, self.owned = t, rate, steps, source, owned
         self.calls = [0] if calls is None else calls  # requests for numbers within this step
         self.reported = reported
+        self.trace = trace
 
     def noise(self, *shape: int) -> Tensor:
         """Standard normals [M, *shape]; each call within a step returns different ones."""

@@ -829,14 +829,19 @@ class Network(Problem):
 class LogDensity(Problem):
     """A bare log density: [M, P] to [M]."""
 
-    function: Callable[[Tensor], Tensor]
+    function: Callable[..., Tensor]
     flat: Layout
+    estimated: bool = False  # whether it takes a batch besides: it is then an estimate
 
     compared = "parameters"
     missing = (
         "this method needs a network and data; a bare log density can be sampled with "
         "methods that only need its value and gradient: hmc, nuts, metropolis"
     )
+
+    def at(self, theta: Tensor, batch: Any) -> Tensor:
+        """The log density [M] at weights [M, P], or its estimate from a batch."""
+        return self.function(theta, batch) if self.estimated else self.function(theta)
 
     @property
     def layout(self) -> Layout:

@@ -35,6 +35,7 @@ from doxa.errors import DoxaDeprecationWarning, DoxaError
 
 RESUMABLE = {
     "fit": "; the same command continues from the last checkpoint",
+    "predict": "; with a folder for --out, the same command continues",
     "bench": "; the same command continues",
     "design": "; the same command continues after the last answer",
     "active": "; nothing is lost: the same command continues",

@@ -80,6 +80,16 @@ def columns(
     return table
 
 
+def output_names(posterior: Any, schema: Schema, level: float | None = None) -> list[str]:
+    """The columns that a prediction may have."""
+    if schema.classes is None:
+        return ["mean", "std", "aleatoric_std", "epistemic_std", "low", "high"]
+    names = [f"p({label})" for label in schema.classes]
+    names += ["predicted", "entropy", "mutual_information"]
+    sets = level is not None or conformal_level(posterior) is not None
+    return names + ["set", "set_size"] * sets
+
+
 def class_probs(p: Any, schema: Schema) -> Array:
     """[N, C], also for a Bernoulli likelihood, whose one number is P(second class)."""
     if LIKELIHOODS[schema.likelihood].binary:

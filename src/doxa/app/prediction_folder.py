@@ -16,18 +16,12 @@ at the end. The next call continues where the last one ended.
 The plan has the size, the time of the last change and a digest of the input, and the checksum of
 the run. If one of them is another, a later call is refused. The size and the time are compared
 again before each part is renamed.
-
-A CSV file is read once for the plan: where the blocks begin, and which columns hold text. Each
-block is then read as if it were a whole table whose columns have these types. The separator, and
-whether numbers have decimal commas, are detected in the first block.
 """
 
 from __future__ import annotations
 
 import contextlib
-import csv
 import hashlib
-import io
 import json
 import os
 import secrets
@@ -36,22 +30,19 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from doxa.app import reading
 from doxa.app.predictions import predict_table
 from doxa.app.processes import side_by_side
-from doxa.app.reading import LINE, Dialect, import_pandas
+from doxa.app.reading import Dialect
+from doxa.app.row_blocks import Input, ParquetInput, Part, changed, import_pyarrow, opened, stamp_of
 from doxa.app.schema import Schema
-from doxa.app.tables import PARQUET
-from doxa.data.text_files import check_regular
 from doxa.driver.bar import shown
 from doxa.errors import (
     CorruptedArtefact,
     DataError,
     DoxaError,
     FolderInUse,
-    MissingExtra,
     StoreError,
     did_you_mean,
 )
@@ -63,25 +54,11 @@ if TYPE_CHECKING:
 
 PLAN = "_predictions.json"
 FORMAT = 1
-ROW = "row"  # the column with the number of a row in a Parquet file, from 0
 MOST_ROWS = 1 << 16  # rows of a part, by default
 MOST_CELLS = 1 << 23  # columns times rows of a part, by default
 _PAUSE = 0.5  # seconds between two looks at parts of other processes
 _KEY = b"doxa.plan"  # in the metadata of a part
-_LONGEST_LINE = 1 << 26  # bytes
 _NOTES = 20  # notes that are kept of one call
-
-
-@dataclass(frozen=True)
-class Part:
-    """A run of rows of the input."""
-
-    group: int  # the row group of a Parquet file, the block of a CSV file
-    start: int  # the number of its first row in the file
-    rows: int
-    offset: int = 0  # of a CSV file: its first byte, the number of its bytes, and its first line
-    size: int = 0
-    line: int = 0
 
 
 @dataclass(frozen=True)
@@ -132,356 +109,6 @@ def name_of(number: int) -> str:
     return f"part-{number:08}.parquet"
 
 
-class ParquetInput:
-    """The row groups of a Parquet file."""
-
-    number = ROW
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._arrow, self._parquet = _import_pyarrow()
-        with self._open() as file:
-            self._columns = [str(name) for name in file.schema_arrow.names]
-            self._groups = [
-                file.metadata.row_group(g).num_rows for g in range(file.metadata.num_row_groups)
-            ]
-            described = (file.schema_arrow.pandas_metadata or {}).get("index_columns") or []
-        stored = [name for name in described if isinstance(name, str) and name in self._columns]
-        self.stored_label = stored[0] if len(stored) == 1 else None
-
-    @contextlib.contextmanager
-    def _open(self) -> Iterator[Any]:
-        check_regular(self.path)
-        try:
-            with (
-                readable_errors("read", self.path),
-                self._parquet.ParquetFile(self.path, pre_buffer=False) as file,
-            ):
-                yield file
-        except self._arrow.ArrowException as error:
-            first = (str(error).splitlines() or [""])[0]
-            raise DataError(f"{self.path} cannot be read as Parquet: {first[:300]}") from error
-
-    @property
-    def names(self) -> list[str]:
-        """The columns as messages name them, stripped of spaces."""
-        return [name.strip() for name in self._columns]
-
-    def digest(self) -> str:
-        """Of the footer, which has the place and the statistics of every column of every group."""
-        with readable_errors("read", self.path), self.path.open("rb") as file:
-            file.seek(-8, os.SEEK_END)
-            length = int.from_bytes(file.read(4), "little")
-            file.seek(-8 - length, os.SEEK_END)
-            return hashlib.sha256(file.read(length)).hexdigest()
-
-    def plan(self, rows: int, label: str | None) -> tuple[list[Part], None]:
-        parts, start = [], 0
-        for group, count in enumerate(self._groups):
-            for first in range(0, count, rows):
-                parts.append(Part(group, start + first, min(rows, count - first)))
-            start += count
-        return parts, None
-
-    def frames(
-        self, parts: Sequence[Part], wanted: Sequence[str], label: str | None, text: Any
-    ) -> Iterator[Callable[[], tuple[pd.DataFrame, dict[str, Any]]]]:
-        """For each of the parts of one row group, a function that returns its rows and the columns
-        that name them. The group is decoded a part at a time."""
-        stripped = dict(zip(self.names, self._columns, strict=True))
-        names = {stripped[name] for name in (*wanted, *([label] if label else []))}
-        with self._open() as file:
-            # pre-buffering would read the whole group into memory
-            batches = file.iter_batches(
-                max(p.rows for p in parts), row_groups=[parts[0].group], columns=sorted(names)
-            )
-            waiting: list[Any] = []
-
-            def rows_of(count: int) -> Any:
-                nonlocal waiting
-                while sum(batch.num_rows for batch in waiting) < count:
-                    batch = next(batches, None)
-                    if batch is None:
-                        raise _changed(self.path)
-                    waiting.append(batch)
-                table = self._arrow.Table.from_batches(waiting)
-                waiting = table.slice(count).to_batches() if table.num_rows > count else []
-                return table.slice(0, count)
-
-            at = parts[0].start
-            for part in parts:
-
-                def read(part: Part = part) -> tuple[pd.DataFrame, dict[str, Any]]:
-                    nonlocal at
-                    while at < part.start:  # parts that another process has
-                        count = next(p.rows for p in parts if p.start == at)
-                        rows_of(count)
-                        at += count
-                    at += part.rows
-                    return self._frame(rows_of(part.rows), part, wanted, label)
-
-                yield read
-
-    def _frame(
-        self, table: Any, part: Part, wanted: Sequence[str], label: str | None
-    ) -> tuple[Any, dict[str, Any]]:
-        pandas = import_pandas()
-        table = table.rename_columns([name.strip() for name in table.column_names])
-        table = table.replace_schema_metadata(None)  # no index: it is a column here
-        numbers = pandas.RangeIndex(part.start, part.start + part.rows)
-        frame = table.select(list(wanted)).to_pandas()
-        names: dict[str, Any] = {ROW: numbers.to_numpy()}
-        frame.index = numbers
-        if label is not None:
-            names[label] = table.column(label)
-            frame.index = pandas.Index(table.column(label).to_pandas(), name=label)
-        return frame, names
-
-
-class _Block(NamedTuple):
-    """Records of a text table that follow each other."""
-
-    offset: int  # of the first byte
-    size: int  # bytes
-    lines: list[int]  # at which each record begins
-    records: list[list[str]]
-    text: str
-
-
-class TextInput:
-    """Blocks of rows of a CSV file that is not compressed, in an encoding that contains ASCII."""
-
-    number = LINE
-
-    def __init__(self, path: Path, asked: Dialect) -> None:
-        self.path = path
-        if check_regular(path) == 0:
-            raise DataError(f"{path} is empty")
-        with readable_errors("read", path), path.open("rb") as file:
-            first = file.read(1 << 16)
-            whole = len(first) < 1 << 16
-        if any(first.startswith(magic) for magic in (*reading.PACKED, b"PK\x03\x04")):
-            raise DataError(
-                f"{path} is compressed, and cannot be read a block at a time: unpack it first, or "
-                "give --out a .csv or .parquet file"
-            )
-        found = asked.encoding or reading.encoding_of(
-            first if whole else first.rpartition(b"\n")[0]
-        )
-        self.encoding = found or "cp1252"
-        if "utf-16" in self.encoding or "utf-32" in self.encoding:
-            raise DataError(
-                f"{path} is encoded in {self.encoding.upper()}, which cannot be read a block at a "
-                "time: save it as UTF-8 first, or give --out a .csv or .parquet file"
-            )
-        self._asked, self._skip = asked, 3 * first.startswith(b"\xef\xbb\xbf")
-        if self._skip:
-            self.encoding = "utf-8"
-        self.stored_label: str | None = None
-        sample = first[self._skip :].decode(self.encoding, "replace")
-        self.sep = asked.sep or reading.separator_of(sample)
-        header = next(self._blocks(1, 1), None)
-        if header is None:
-            raise DataError(f"{path} is empty")
-        self._header = [reading.unescape(cell.strip()) for cell in header.records[0]]
-        if len(self._header) > reading.MOST_COLUMNS:
-            raise DataError(f"{path} has more than {reading.MOST_COLUMNS:,} columns")
-        reading.check_header(self._header, path)
-        if self._header[0] == "":
-            self._header[0] = self.stored_label = "Unnamed: 0"
-
-    @property
-    def names(self) -> list[str]:
-        return list(self._header)
-
-    def digest(self) -> str:
-        """Of the first and the last megabyte; size and time are compared besides."""
-        found = hashlib.sha256()
-        with readable_errors("read", self.path), self.path.open("rb") as file:
-            found.update(file.read(1 << 20))
-            file.seek(max(0, os.fstat(file.fileno()).st_size - (1 << 20)))
-            found.update(file.read(1 << 20))
-        return found.hexdigest()
-
-    def _blocks(self, rows: int, first: int) -> Iterator[_Block]:
-        """The blocks of the file: the first of `first` records, the others of `rows`."""
-        with readable_errors("read", self.path), self.path.open("rb") as file:
-            file.seek(self._skip)
-            yield from self._records(file, self._skip, 1, rows, first)
-
-    def _records(
-        self, file: Any, offset: int, line: int, rows: int, first: int, most: int | None = None
-    ) -> Iterator[_Block]:
-        """Blocks of the records that begin at a byte and a line, in at most `most` bytes."""
-        taken: list[str] = []
-        size = 0
-
-        def lines() -> Iterator[str]:
-            nonlocal size
-            while most is None or size < most:
-                raw = file.readline(_LONGEST_LINE)
-                size += len(raw)
-                if not raw:
-                    return
-                at = line + reader.line_num
-                if len(raw) == _LONGEST_LINE:
-                    raise DataError(f"{self.path}, line {at}: it is longer than 64 MiB")
-                try:
-                    text = raw.decode(self.encoding)
-                except UnicodeError as error:
-                    raise DataError(
-                        f"{self.path}, line {at}: it is not {self.encoding.upper()}; name the "
-                        "encoding with --encoding"
-                    ) from error
-                if "\0" in text:
-                    raise DataError(f"{self.path}, line {at}: a zero byte, so it is not text")
-                taken.append(text)
-                yield text
-
-        reader: Any = csv.reader(lines(), delimiter=self.sep, strict=True)
-        records: list[list[str]] = []
-        starts: list[int] = []
-        wanted, began, at = first, 0, line
-        try:
-            for cells in reader:
-                if len(cells) > 1 or (cells and cells[0].strip()):
-                    records.append(cells)
-                    starts.append(at)
-                at = line + reader.line_num
-                if len(records) == wanted:
-                    yield _Block(offset + began, size - began, starts, records, "".join(taken))
-                    records, starts, wanted, began = [], [], rows, size
-                    taken.clear()
-        except csv.Error as error:
-            what = "a quotation mark is never closed" if "unexpected end" in str(error) else error
-            raise DataError(f"{self.path}, line {at}: it cannot be read: {what}") from error
-        if records:
-            yield _Block(offset + began, size - began, starts, records, "".join(taken))
-
-    def plan(self, rows: int, label: str | None) -> tuple[list[Part], dict[str, Any]]:
-        """The blocks, and the columns that hold text in some block: read once for all."""
-        parts: list[Part] = []
-        kinds: dict[str, set[str]] = {name: set() for name in self._header}
-        decimal = self._asked.decimal
-        blocks = self._blocks(rows, 1)
-        next(blocks)
-        start = 0
-        for number, block in enumerate(blocks):
-            for at, cells in zip(block.lines, block.records, strict=True):
-                if len(cells) != len(self._header):
-                    raise DataError(
-                        f"{self.path}, line {at}: {len(cells)} cells, and {len(self._header)} in "
-                        f"the header; they are separated by {self.sep!r} (--sep names another)"
-                    )
-            frame = self._parse(block.text, decimal or ".", {})
-            if decimal is None:
-                commas = self.sep != "," and reading.has_decimal_commas(frame)
-                decimal = "," if commas else "."
-                frame = self._parse(block.text, decimal, {}) if commas else frame
-            for name in self._header:
-                kinds[name].add(_kind(frame[name]))
-            count = len(block.records)
-            first = block.lines[0]
-            parts.append(Part(number, start, count, block.offset, block.size, first))
-            start += count
-        forced = [name for name, found in kinds.items() if _as_text(found, name == label)]
-        return parts, {
-            "sep": self.sep, "decimal": decimal or ".", "encoding": self.encoding, "text": forced,
-        }  # fmt: skip
-
-    def _parse(self, text: str, decimal: str, dtypes: Mapping[str, Any]) -> Any:
-        frame = import_pandas().read_csv(
-            io.StringIO(text), sep=self.sep, decimal=decimal, index_col=False, low_memory=False,
-            header=None, names=self._header, dtype=dict(dtypes),
-        )  # fmt: skip
-        return reading.unescaped(frame) if reading.has_escaped(text) else frame
-
-    def frames(
-        self, parts: Sequence[Part], wanted: Sequence[str], label: str | None, text: Any
-    ) -> Iterator[Callable[[], tuple[pd.DataFrame, dict[str, Any]]]]:
-        self.sep, self.encoding = text["sep"], text["encoding"]
-        for part in parts:
-            yield lambda part=part: self._frame(part, wanted, label, text)
-
-    def _frame(
-        self, part: Part, wanted: Sequence[str], label: str | None, text: Mapping[str, Any]
-    ) -> tuple[Any, dict[str, Any]]:
-        pandas = import_pandas()
-        with readable_errors("read", self.path), self.path.open("rb") as file:
-            file.seek(part.offset)
-            count = part.rows + 1  # one block takes all
-            found = list(self._records(file, part.offset, part.line, count, count, part.size))
-        if len(found) != 1 or len(found[0].records) != part.rows:
-            raise _changed(self.path)
-        block = found[0]
-        frame = self._parse(block.text, text["decimal"], dict.fromkeys(text["text"], str))
-        if len(frame) != part.rows:
-            raise DataError(
-                f"{self.path}, from line {part.line}: {len(frame)} rows were read and {part.rows} "
-                "are there; write the file again, without blank lines"
-            )
-        if text["decimal"] == ",":
-            reading.refuse_points(frame)
-        lines = pandas.Index(block.lines, name=LINE)
-        names: dict[str, Any] = {LINE: lines.to_numpy()}
-        frame.index = lines
-        if label is not None:
-            names[label] = frame[label].to_numpy()
-            frame.index = pandas.Index(frame[label], name=label)
-        return frame[list(wanted)], names
-
-
-def _kind(values: pd.Series) -> str:
-    """What pandas made of a column of a block: text, true/false, whole numbers, numbers, nothing."""
-    if values.isna().all():
-        return "none"
-    if reading.is_text(values):
-        return "text" if any(isinstance(cell, str) for cell in values) else "bool"
-    return {"b": "bool", "i": "whole", "u": "whole"}.get(values.dtype.kind, "number")
-
-
-def _as_text(kinds: set[str], label: bool) -> bool:
-    """Whether a column with these kinds in its blocks is text in the whole file."""
-    found = kinds - {"none"}
-    return "text" in found or ("bool" in found and len(found) > 1) or (label and len(kinds) > 1)
-
-
-def _import_pyarrow() -> tuple[Any, Any]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise MissingExtra(
-            "predictions in a folder need pyarrow: pip install 'doxa[tables]'"
-        ) from error
-    return pyarrow, pyarrow.parquet
-
-
-Input = ParquetInput | TextInput
-
-
-def opened(path: Path, dialect: Dialect) -> Input:
-    check_regular(path)
-    with readable_errors("read", path), path.open("rb") as file:
-        packed = file.read(4) == b"PAR1"
-    return (
-        ParquetInput(path) if packed or path.suffix.lower() in PARQUET else TextInput(path, dialect)
-    )
-
-
-def _stamp(path: Path) -> dict[str, Any]:
-    with readable_errors("read", path):
-        found = os.stat(path)
-    return {"size": found.st_size, "changed": found.st_mtime_ns}
-
-
-def _changed(path: Path) -> DataError:
-    return DataError(
-        f"{path} was changed while it was predicted: the parts that are written are of the earlier "
-        "file; --overwrite starts anew"
-    )
-
-
 def prepare(
     folder: Path,
     source: Input,
@@ -530,7 +157,7 @@ def prepare(
         raise DataError(f"the column {label!r} names the rows, and a prediction has it too: --id")
     wide = len(schema.columns)
     most = rows or max(256, min(MOST_ROWS, MOST_CELLS // max(1, wide)))
-    stamp = _stamp(source.path)
+    stamp = stamp_of(source.path)
     facts = {"name": source.path.name, **stamp, "digest": source.digest()}
     with readable_errors("read", run):
         summed = hashlib.sha256((run / CHECKSUMS).read_bytes()).hexdigest()
@@ -540,13 +167,13 @@ def prepare(
             others = [p.name for p in folder.iterdir() if not _own(p.name)]
             if others:
                 raise StoreError(
-                    f"{folder} holds other files ({others[0]!r}): give a folder that is empty or new"
+                    f"{folder} holds other files ({others[0]!r}): give an empty or new folder"
                 )
             parts, text = source.plan(most, label)
             if not parts:
                 raise DataError(f"{source.path} has a header but no rows")
-            if stamp != _stamp(source.path):
-                raise _changed(source.path)
+            if stamp != stamp_of(source.path):
+                raise changed(source.path)
             plan = Plan(
                 secrets.token_hex(16), facts, summed, level, label, most, tuple(parts), text
             )
@@ -674,7 +301,7 @@ def _take(
 def _write(
     target: Path, plan: Plan, path: Path, names: Mapping[str, Any], table: pd.DataFrame
 ) -> None:
-    arrow, parquet = _import_pyarrow()
+    arrow, parquet = import_pyarrow()
     found = arrow.Table.from_pandas(table, preserve_index=False)
     for at, (name, values) in enumerate(names.items()):
         named = "index" if name in ("Unnamed: 0", "__index_level_0__") else name
@@ -688,8 +315,8 @@ def _write(
         with readable_errors("written", target):
             parquet.write_table(found, temporary)
             sync(temporary)
-            if {k: plan.source[k] for k in ("size", "changed")} != _stamp(path):
-                raise _changed(path)
+            if {k: plan.source[k] for k in ("size", "changed")} != stamp_of(path):
+                raise changed(path)
             now = Plan.load(target.parent)
             if now is None or now.id != plan.id:
                 raise StoreError(f"{target.parent} was started anew by another call")
@@ -704,7 +331,7 @@ def finish(folder: Path, plan: Plan) -> int:
 
     A part that is damaged, or of another plan, is removed, so that the next call writes it again.
     """
-    arrow, parquet = _import_pyarrow()
+    arrow, parquet = import_pyarrow()
     bad: list[str] = []
     for number, part in enumerate(plan.parts):
         path = folder / name_of(number)

@@ -131,13 +131,13 @@ def _into_folder(
     run: Path, data: Path, folder: Path, level: float | None, label: str | None, jobs: int,
     rows: int | None, overwrite: bool, dialect: Dialect, net: str | None,
 ) -> None:  # fmt: skip
-    from doxa.app import calibration, fitting, predictions, tables
+    from doxa.app import calibration, fitting, predictions, row_blocks, tables
     from doxa.app import prediction_folder as parts
 
     tables.check_name(folder)
     posterior, columns = fitting.load_run(run, net)
     predictions.check_context(posterior, False)
-    source = parts.opened(data, dialect)
+    source = row_blocks.opened(data, dialect)
     names = predictions.output_names(posterior, columns, level)
     plan, messages = parts.prepare(
         folder, source, run, columns, names, level, label, rows, overwrite

@@ -28,6 +28,7 @@ from doxa.app.commands import (
     methods,
     predict,
     report,
+    serve,
     watch,
 )
 from doxa.app.commands.terminal import err, out
@@ -117,6 +118,7 @@ def doxa_command(
 
 app.command(cls=_AutoCalibrate)(fit.fit)
 app.command()(predict.predict)
+app.command()(serve.serve)
 app.command()(calibrate.calibrate)
 app.command()(report.report)
 app.command()(watch.watch)

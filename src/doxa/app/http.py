@@ -389,6 +389,11 @@ def serve(
     server = uvicorn.Server(config)
     server.capture_signals = contextlib.nullcontext  # uvicorn would end by the signal, not with 0
 
+    async def watch() -> None:
+        while stop is not None and not stop.is_set():
+            await asyncio.sleep(0.05)
+        server.should_exit = server.should_exit or stop is not None
+
     async def run() -> None:
         loop = asyncio.get_running_loop()
 
@@ -398,9 +403,11 @@ def serve(
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, end)
-        if stop is not None:
-            loop.run_in_executor(None, lambda: (stop.wait(), end()))
-        await server.serve(sockets=[listening])
+        watching = asyncio.create_task(watch())
+        try:
+            await server.serve(sockets=[listening])
+        finally:
+            watching.cancel()
 
     asyncio.run(run())
 

@@ -19,6 +19,7 @@ import io
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -330,7 +331,7 @@ class TextInput:
     ) -> Iterator[Callable[[], tuple[pd.DataFrame, dict[str, Any]]]]:
         self.sep, self.encoding = text["sep"], text["encoding"]
         for part in parts:
-            yield lambda part=part: self._frame(part, wanted, label, text)
+            yield partial(self._frame, part, wanted, label, text)
 
     def _frame(
         self, part: Part, wanted: Sequence[str], label: str | None, text: Mapping[str, Any]

@@ -349,6 +349,8 @@ def read_arrow(body: bytes, schema: Schema, limits: Limits, level: float | None 
     import pyarrow
     from pyarrow import compute, ipc, types
 
+    if not body.endswith(_END):
+        raise Refusal(400, "the body is no Arrow stream, or it has no end")
     try:
         messages = ipc.MessageReader.open_stream(pyarrow.py_buffer(body))
         rows = 0
@@ -402,6 +404,7 @@ def _readable(types: Any, kind: Any) -> bool:
     )  # fmt: skip
 
 
+_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # of a stream; without it, rows may be missing
 _DICTIONARY, _RECORDS = 2, 3  # the kinds of a message's header in Arrow's format
 
 

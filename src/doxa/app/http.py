@@ -267,7 +267,8 @@ async def read_body(request: Any, limits: Limits) -> bytes:
     return b"".join(parts)
 
 
-_STRING = re.compile(rb'"(?:[^"\\]+|\\.)*"', re.DOTALL)
+# Without backtracking, and with an end for a string that has none: linear in the length.
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 _BUT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
@@ -383,7 +384,7 @@ def serve(
     _, uvicorn = import_server()
     config = uvicorn.Config(
         app, http=_protocol(), ws="none", lifespan="off", loop="asyncio", log_config=None,
-        access_log=False, proxy_headers=False, server_header=False, timeout_keep_alive=30,
+        log_level="error", access_log=False, proxy_headers=False, server_header=False, timeout_keep_alive=30,
         timeout_graceful_shutdown=max(1, round(drain)),
     )  # fmt: skip
     server = uvicorn.Server(config)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import struct
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 ARROW = "application/vnd.apache.arrow.stream"
+_SURROGATE = re.compile("[\\ud800-\\udfff]")
 _FORMS = "a list of objects, or an object with rows or columns"
 
 
@@ -285,6 +287,8 @@ def _check_cells(name: str, values: Iterable[Any], most: int) -> None:
                 f"column {name!r}, row {row}: {kind} is no cell; a cell is a number, text, true, "
                 "false or null"
             )
+        if isinstance(cell, str) and _SURROGATE.search(cell) is not None:
+            raise DataError(f"column {name!r}, row {row}: half a character of UTF-16 is no text")
         if isinstance(cell, str) and len(cell) > most:
             raise DataError(f"column {name!r}, row {row}: text of more than {most:,} characters")
 

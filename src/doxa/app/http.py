@@ -384,8 +384,8 @@ def serve(
     _, uvicorn = import_server()
     config = uvicorn.Config(
         app, http=_protocol(), ws="none", lifespan="off", loop="asyncio", log_config=None,
-        log_level="error", access_log=False, proxy_headers=False, server_header=False, timeout_keep_alive=30,
-        timeout_graceful_shutdown=max(1, round(drain)),
+        log_level="error", access_log=False, proxy_headers=False, server_header=False,
+        timeout_keep_alive=30, timeout_graceful_shutdown=max(1, round(drain)),
     )  # fmt: skip
     server = uvicorn.Server(config)
     server.capture_signals = contextlib.nullcontext  # uvicorn would end by the signal, not with 0

@@ -107,7 +107,8 @@ class Load:
         return {
             "clients": clients, "requests": len(self.times), "per_second": len(self.times) / spent,
             "p50_ms": float(p50), "p99_ms": float(p99),
-            "server_cpu_ms": used / len(self.times) * 1000, "load": os.getloadavg()[0], "statuses": self.statuses,
+            "server_cpu_ms": used / len(self.times) * 1000, "load": os.getloadavg()[0],
+            "statuses": self.statuses,
         }  # fmt: skip
 
 

@@ -112,6 +112,14 @@ def test_a_folder_has_the_predictions_of_a_file(run, big, tmp_path) -> None:
     assert sizes == [128, 128, 44] * 3 + [100]
 
 
+def test_the_column_of_labels_of_a_file(run, big, tmp_path) -> None:
+    doxa("predict", run, big, "--out", tmp_path / "p.csv", "--id", "id")
+    assert pd.read_csv(tmp_path / "p.csv")["id"].tolist() == [f"k{i}" for i in range(N)]
+    for out in ("q.csv", "q"):
+        said = doxa("predict", run, big, "--out", tmp_path / out, "--id", "idd", code=2)
+        assert "no column 'idd'; did you mean 'id'?" in said
+
+
 def test_a_finished_folder_says_so_and_is_not_written_again(run, big, tmp_path) -> None:
     doxa("predict", run, big, "--out", tmp_path / "p")
     before = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "p").iterdir()}

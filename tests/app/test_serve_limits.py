@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import io
 import json
@@ -290,6 +291,30 @@ def test_a_token(run, monkeypatch) -> None:
         assert b" 401 " in server.raw(head(server, f"Content-Length: {1 << 30}"))
     with pytest.raises(MethodError, match="without spaces"):
         http.bearer("with a space in between")
+
+
+def test_a_websocket_passes_the_same_checks() -> None:
+    """For servers that have some: the answer is the code for a policy, 1008."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "websocket.accept"})
+
+    guard = http.Guard(app, ["127.0.0.1:80"], http.bearer(TOKEN))
+    right = [(b"host", b"127.0.0.1:80"), (b"authorization", f"Bearer {TOKEN}".encode())]
+
+    def asked(headers: list[tuple[bytes, bytes]]) -> dict[str, Any]:
+        sent: list[dict[str, Any]] = []
+
+        async def send(message: dict[str, Any]) -> None:
+            sent.append(message)
+
+        scope = {"type": "websocket", "path": "/", "headers": headers}
+        asyncio.run(guard(scope, None, send))
+        return sent[0]
+
+    assert asked(right)["type"] == "websocket.accept"
+    for wrong in (right[:1], [(b"host", b"evil"), right[1]], [*right, (b"origin", b"http://e")]):
+        assert asked(wrong)["type"] == "websocket.close" and asked(wrong)["code"] == 1008
 
 
 def test_where_a_server_listens() -> None:

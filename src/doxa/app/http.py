@@ -403,7 +403,8 @@ def serve(
 
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(number, end)
+                with contextlib.suppress(NotImplementedError):  # Windows
+                    loop.add_signal_handler(number, end)
         watching = asyncio.create_task(watch())
         try:
             await server.serve(sockets=[listening])

@@ -85,7 +85,7 @@ class ParquetInput:
         try:
             with (
                 readable_errors("read", self.path),
-                self._parquet.ParquetFile(self.path, pre_buffer=False) as file,
+                self._parquet.ParquetFile(self.path, pre_buffer=False, buffer_size=1 << 20) as file,
             ):
                 yield file
         except self._arrow.ArrowException as error:
@@ -121,7 +121,7 @@ class ParquetInput:
         stripped = dict(zip(self.names, self._columns, strict=True))
         names = {stripped[name] for name in (*wanted, *([label] if label else []))}
         with self._open() as file:
-            # pre-buffering would read the whole group into memory
+            # Pre-buffering, and reading without a buffer, would hold the bytes of a whole group.
             batches = file.iter_batches(
                 max(p.rows for p in parts), row_groups=[parts[0].group], columns=sorted(names)
             )

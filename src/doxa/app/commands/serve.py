@@ -158,7 +158,7 @@ def _answer(served: _Served, listening: socket.socket, where: str | None) -> Non
             f"{escape(str(served.run))} is served at {where}", soft_wrap=True, highlight=False
         )
     http.serve(app, listening, served.drain)
-    batcher.close()
+    batcher.close(1.0)  # nobody waits for what is still computed
 
 
 def _answer_in_processes(served: _Served, listening: socket.socket, where: str, jobs: int) -> None:

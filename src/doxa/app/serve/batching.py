@@ -112,10 +112,10 @@ class Batcher:
         self._jobs.put(_Job(read, write, answer))
         return answer
 
-    def close(self) -> None:
-        """End the thread when what is in the queue is answered."""
+    def close(self, seconds: float | None = None) -> None:
+        """End the thread when what is in the queue is answered; wait for that so long at most."""
         self._jobs.put(None)
-        self._thread.join()
+        self._thread.join(seconds)
 
     def _run(self) -> None:
         torch.set_num_threads(self._threads)

@@ -378,8 +378,7 @@ def predict_folder(
                     found = work(folder, source, plan, posterior, schema)
                     notes |= dict.fromkeys(found)
                 else:
-                    dialect = getattr(source, "_asked", Dialect())
-                    given = [(folder, source.path, dialect, run, net, stop)] * jobs
+                    given = [(folder, source.path, source.dialect, run, net, stop)] * jobs
                     for _, outcome in side_by_side(_work_apart, given, jobs):
                         notes |= dict.fromkeys(outcome())
             finally:

@@ -65,7 +65,7 @@ def changed(path: Path) -> DataError:
 class ParquetInput:
     """The row groups of a Parquet file."""
 
-    number = ROW
+    dialect = Dialect()
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -181,8 +181,6 @@ class _Block(NamedTuple):
 class TextInput:
     """Blocks of rows of a CSV file that is not compressed, in an encoding that contains ASCII."""
 
-    number = LINE
-
     def __init__(self, path: Path, asked: Dialect) -> None:
         self.path = path
         if check_regular(path) == 0:
@@ -204,7 +202,7 @@ class TextInput:
                 f"{path} is encoded in {self.encoding.upper()}, which cannot be read a block at a "
                 "time: save it as UTF-8 first, or give --out a .csv or .parquet file"
             )
-        self._asked, self._skip = asked, 3 * first.startswith(b"\xef\xbb\xbf")
+        self.dialect, self._skip = asked, 3 * first.startswith(b"\xef\xbb\xbf")
         if self._skip:
             self.encoding = "utf-8"
         self.stored_label: str | None = None
@@ -292,7 +290,7 @@ class TextInput:
         """The blocks, and the columns that hold text in some block: read once for all."""
         parts: list[Part] = []
         kinds: dict[str, set[str]] = {name: set() for name in self._header}
-        decimal = self._asked.decimal
+        decimal = self.dialect.decimal
         blocks = self._blocks(rows, 1)
         next(blocks)
         start = 0

@@ -7,6 +7,7 @@ import http.client
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -384,7 +385,7 @@ def served_process(folder: Path, log: Path, *words: object) -> tuple[subprocess.
     process = started("serve", folder, "--port", 0, *words, log=log)
     try:
         wait_for(lambda: "served at" in log.read_text() or process.poll() is not None)
-        port = int(log.read_text().split("127.0.0.1:")[1].split()[0].strip(","))
+        port = int(re.findall(r"served at http://[\d.]+:(\d+)", log.read_text())[0])
     except BaseException:
         process.kill()
         raise
@@ -423,6 +424,7 @@ def test_sigterm_ends_the_command_with_0(folder, tmp_path, jobs) -> None:
         assert set(answers) == {200} and "the server has ended" in (tmp_path / "log").read_text()
     finally:
         process.kill()
+        process.wait(SECONDS)
 
 
 @pytest.mark.slow
@@ -442,6 +444,28 @@ def test_the_children_of_a_server_that_is_killed_end(folder, tmp_path) -> None:
         return False
 
     wait_for(gone)
+
+
+@pytest.mark.slow
+def test_another_address_has_a_warning_and_asks_for_the_token(
+    folder, tmp_path, monkeypatch
+) -> None:
+    """The token is in the environment, and no name of a host is asked for."""
+    monkeypatch.setenv("DOXA_TOKEN", "a-token-of-enough-characters")
+    process, port = served_process(folder, tmp_path / "log", "--host", "0.0.0.0")
+    try:
+        assert "there is no TLS" in " ".join((tmp_path / "log").read_text().split())
+        for given, status in (("", 401), ("Bearer a-token-of-enough-characters", 200)):
+            client = http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS)
+            client.request("GET", "/schema", headers={"Host": "any", "Authorization": given})
+            assert client.getresponse().status == status
+            client.close()
+        assert b"enough" not in Path(f"/proc/{process.pid}/cmdline").read_bytes()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(SECONDS) == 0
+    finally:
+        process.kill()
+        process.wait(SECONDS)
 
 
 def test_a_token_is_needed_off_the_loopback_address(folder, tmp_path, monkeypatch) -> None:

@@ -44,7 +44,7 @@ from doxa.app.http import (
 from doxa.app.predictions import check_context, output_names
 from doxa.app.reading import import_pandas
 from doxa.app.schema import IMPUTE, Schema
-from doxa.app.serve.batching import Asked, Batcher, Columns
+from doxa.app.serve.batching import Batcher, Columns, RequestRows
 from doxa.errors import DataError
 
 if TYPE_CHECKING:
@@ -207,7 +207,9 @@ def _checked_level(value: Any) -> float | None:
     return float(value)
 
 
-def read_json(body: bytes, schema: Schema, limits: Limits, level: float | None = None) -> Asked:
+def read_json(
+    body: bytes, schema: Schema, limits: Limits, level: float | None = None
+) -> RequestRows:
     """The rows of a body, encoded as in the fit.
 
     Parameters
@@ -293,7 +295,7 @@ def _check_cells(name: str, values: Iterable[Any], most: int) -> None:
             raise DataError(f"column {name!r}, row {row}: text of more than {most:,} characters")
 
 
-def _encoded(frame: Any, names: Sequence[str], schema: Schema, level: float | None) -> Asked:
+def _encoded(frame: Any, names: Sequence[str], schema: Schema, level: float | None) -> RequestRows:
     """The inputs of a table that has the columns of the schema, out of `names`."""
     notes = schema.check_columns(names)
     if len(frame) == 0:
@@ -306,10 +308,10 @@ def _encoded(frame: Any, names: Sequence[str], schema: Schema, level: float | No
             frame = frame.drop(columns=schema.index)
         frame.index = import_pandas().Index(values, name=schema.index)
     x, more = schema.features(frame)
-    return Asked(x, level, label, [*notes, *more])
+    return RequestRows(x, level, label, [*notes, *more])
 
 
-def write_json(asked: Asked, found: Columns) -> bytes:
+def write_json(asked: RequestRows, found: Columns) -> bytes:
     """The answer: rows or columns, as they were asked, and notes."""
     columns = {name: _plain(values) for name, values in found.items()}
     if asked.label is not None:
@@ -333,7 +335,9 @@ def _cell(value: Any) -> Any:
     return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
-def read_arrow(body: bytes, schema: Schema, limits: Limits, level: float | None = None) -> Asked:
+def read_arrow(
+    body: bytes, schema: Schema, limits: Limits, level: float | None = None
+) -> RequestRows:
     """The rows of an Arrow IPC stream, encoded as in the fit.
 
     The stream is walked message by message before a value is read: compressed buffers and more rows
@@ -451,7 +455,7 @@ def _field(data: bytes, table: int, number: int) -> int | None:
     return table + offset if offset else None
 
 
-def write_arrow(asked: Asked, found: Columns) -> bytes:
+def write_arrow(asked: RequestRows, found: Columns) -> bytes:
     """The answer as an Arrow stream; the notes are in the metadata of its schema, as JSON."""
     import pyarrow
 

@@ -40,7 +40,7 @@ _PROBE = 8  # rows
 
 
 @dataclass
-class Asked:
+class RequestRows:
     """The rows of one request, encoded as inputs, with what its answer needs."""
 
     x: Array
@@ -52,8 +52,8 @@ class Asked:
 
 @dataclass
 class _Job:
-    read: Callable[[], Asked]
-    write: Callable[[Asked, Columns], bytes]
+    read: Callable[[], RequestRows]
+    write: Callable[[RequestRows, Columns], bytes]
     answer: Future[bytes]
 
 
@@ -104,7 +104,7 @@ class Batcher:
         return self._jobs.qsize()
 
     def submit(
-        self, read: Callable[[], Asked], write: Callable[[Asked, Columns], bytes]
+        self, read: Callable[[], RequestRows], write: Callable[[RequestRows, Columns], bytes]
     ) -> Future[bytes]:
         """The answer to one request, which `read` decodes and `write` encodes, both in the thread.
         Cancelling it drops the request, if its turn has not come."""
@@ -138,7 +138,7 @@ class Batcher:
     def _batch(self, job: _Job | None) -> bool:
         """Answer a request and those that join it; False if the end of the queue was among them."""
         until = time.monotonic() + (0.0 if self.exact else self._wait)
-        taken: list[tuple[_Job, Asked]] = []
+        taken: list[tuple[_Job, RequestRows]] = []
         rows = 0
         while job is not None:
             if (asked := self._read(job)) is not None:
@@ -156,7 +156,7 @@ class Batcher:
             self._answer([pair for pair in taken if pair[1].level == level], level)
         return job is not None
 
-    def _read(self, job: _Job) -> Asked | None:
+    def _read(self, job: _Job) -> RequestRows | None:
         if not job.answer.set_running_or_notify_cancel():
             self.dropped += 1
             return None
@@ -167,7 +167,7 @@ class Batcher:
             job.answer.set_exception(error)
             return None
 
-    def _answer(self, pairs: list[tuple[_Job, Asked]], level: float | None) -> None:
+    def _answer(self, pairs: list[tuple[_Job, RequestRows]], level: float | None) -> None:
         """Predict the rows of some requests at once, and hand each its part."""
         self.batches += 1
         try:

@@ -369,7 +369,10 @@ def test_what_has_begun_is_finished_when_the_server_stops(run) -> None:
 
 def test_a_server_that_stops_waits_no_longer_than_it_may(run) -> None:
     gated = Gated(run[0])
-    with ThreadPoolExecutor(1) as pool, Server(run, posterior=gated, drain=1) as server:
+    with (
+        ThreadPoolExecutor(1) as pool,
+        Server(run, posterior=gated, drain=1, seconds=600) as server,
+    ):
         gated.close()
         first = pool.submit(server.ask, "POST", "/predict", json.dumps([GOOD]), JSON)
         assert gated.entered.wait(SECONDS)

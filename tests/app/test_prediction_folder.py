@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -246,6 +247,27 @@ def test_blocks_of_csv_are_read_as_the_whole_table(run, tmp_path) -> None:
     doxa("predict", run, tmp_path / "big.csv", "--out", tmp_path / "p", "--rows", 10)
     check(tmp_path / "p", whole(run, tmp_path / "big.csv"), "line")
     assert len(list((tmp_path / "p").glob("part-*"))) == 6
+
+
+def test_parts_need_not_begin_where_a_batch_does(big) -> None:
+    """Batches have as many rows as the largest part, 128: the others share them."""
+    source, starts = row_blocks.ParquetInput(big), [300, 400, 528, 530, 600]
+    given = [row_blocks.Part(1, start, end - start) for start, end in pairwise(starts)]
+    frame = pd.read_parquet(big)
+    for part, read in zip(given, source.frames(given, ["x", "c"], "id", None), strict=True):
+        found, names = read()
+        rows = slice(part.start, part.start + part.rows)
+        assert found["x"].tolist() == frame["x"][rows].tolist()
+        assert names["id"].to_pylist() == frame["id"][rows].tolist()
+        assert names["row"].tolist() == list(range(part.start, part.start + part.rows))
+
+
+def test_a_point_among_decimal_commas_is_refused_in_every_block(run, tmp_path) -> None:
+    """As text, 2.5 would be read as a number, though it may be a thousand."""
+    rows = ["1,5;2;a", "2,5;2;b", "2.5;2;a", "3.5;2;b"]
+    (tmp_path / "big.csv").write_text("x;z;c\n" + "\n".join(rows))
+    said = doxa("predict", run, tmp_path / "big.csv", "--out", tmp_path / "p", "--rows", 2, code=2)
+    assert "block 1: column 'x', line 4" in said and "'2.5' has a point" in said
 
 
 def test_csv_in_another_dialect(run, tmp_path) -> None:

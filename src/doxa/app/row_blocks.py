@@ -348,11 +348,11 @@ class TextInput:
                 f"{self.path}, from line {part.line}: {len(frame)} rows were read and {part.rows} "
                 "are there; write the file again, without blank lines"
             )
-        if text["decimal"] == ",":
-            reading.refuse_points(frame)
         lines = pandas.Index(block.lines, name=LINE)
         names: dict[str, Any] = {LINE: lines.to_numpy()}
         frame.index = lines
+        if text["decimal"] == ",":
+            reading.refuse_points(frame)
         if label is not None:
             names[label] = frame[label].to_numpy()
             frame.index = pandas.Index(frame[label], name=label)

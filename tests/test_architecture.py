@@ -36,7 +36,7 @@ PLACE["doxa"] = len(LAYERS) - 1.5  # the front page, which shows everything; onl
 PLACE["__main__"] = len(LAYERS)  # runs the app
 HEAVY = (
     "pandas", "sklearn", "gpytorch", "matplotlib", "scipy", "pyarrow", "plotly", "arviz_base",
-    "zuko", "jinja2",
+    "zuko", "jinja2", "starlette", "uvicorn",
 )  # fmt: skip
 
 

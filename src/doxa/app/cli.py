@@ -28,6 +28,7 @@ from doxa.app.commands import (
     methods,
     predict,
     report,
+    serve,
     watch,
 )
 from doxa.app.commands.terminal import err, out
@@ -35,6 +36,7 @@ from doxa.errors import DoxaDeprecationWarning, DoxaError
 
 RESUMABLE = {
     "fit": "; the same command continues from the last checkpoint",
+    "predict": "; with a folder for --out, the same command continues",
     "bench": "; the same command continues",
     "design": "; the same command continues after the last answer",
     "active": "; nothing is lost: the same command continues",
@@ -116,6 +118,7 @@ def doxa_command(
 
 app.command(cls=_AutoCalibrate)(fit.fit)
 app.command()(predict.predict)
+app.command()(serve.serve)
 app.command()(calibrate.calibrate)
 app.command()(report.report)
 app.command()(watch.watch)

@@ -41,15 +41,21 @@ def predict_table(
 ) -> tuple[pd.DataFrame, list[str]]:
     """Predictions for every row of `frame`, with its index, and notes for the user. The default
     level is that of a conformal posterior, else 0.95."""
-    pandas = import_pandas()
     x, notes = schema.features(frame)
+    table = predict_inputs(posterior, schema, x, level)
+    return import_pandas().DataFrame(table, index=frame.index), notes
+
+
+def predict_inputs(
+    posterior: Any, schema: Schema, x: Array, level: float | None = None
+) -> dict[str, Array]:
+    """{column name: [N]} at the inputs of a network [N, D], `ROWS_AT_ONCE` of them at a time."""
     sets = level is not None or conformal_level(posterior) is not None
     parts = [
         columns(posterior.predict(x[start : start + ROWS_AT_ONCE]), schema, level, sets)
         for start in range(0, len(x), ROWS_AT_ONCE)
     ]
-    table = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    return pandas.DataFrame(table, index=frame.index), notes
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def columns(
@@ -78,6 +84,16 @@ def columns(
         table["set"] = np.array([SEPARATOR.join(map(str, labels[row])) for row in chosen], object)
         table["set_size"] = chosen.sum(axis=1)
     return table
+
+
+def output_names(posterior: Any, schema: Schema, level: float | None = None) -> list[str]:
+    """The columns that a prediction may have."""
+    if schema.classes is None:
+        return ["mean", "std", "aleatoric_std", "epistemic_std", "low", "high"]
+    names = [f"p({label})" for label in schema.classes]
+    names += ["predicted", "entropy", "mutual_information"]
+    sets = level is not None or conformal_level(posterior) is not None
+    return names + ["set", "set_size"] * sets
 
 
 def class_probs(p: Any, schema: Schema) -> Array:

@@ -41,8 +41,13 @@ def cores() -> int:
 
 
 def _begin() -> None:
-    """Set up a process: one thread, and an exit when its parent has ended."""
+    """Set up a process: one thread, and an end with its parent."""
     torch.set_num_threads(1)
+    follow_parent()
+
+
+def follow_parent() -> None:
+    """Exit when the parent of this process has ended, in whatever way."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 

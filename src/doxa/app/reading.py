@@ -199,7 +199,7 @@ _MARKS = {
     codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32",
     codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16",
 }  # fmt: skip
-_PACKED: dict[bytes, Any] = {
+PACKED: dict[bytes, Any] = {
     b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\x00": lzma.open,
 }  # fmt: skip
 _CHUNK = 1 << 20  # bytes unpacked at a time
@@ -253,22 +253,22 @@ class Dialect:
 def read_text_table(path: Path, asked: Dialect) -> tuple[pd.DataFrame, Dialect]:
     """The table, indexed by the lines of the file, and its dialect."""
     text, encoding = read_text(path, asked.encoding)
-    sep = asked.sep or _separator(text)
+    sep = asked.sep or separator_of(text)
     lines = _structure(text, sep, path)
     if asked.sep is not None:
         _check_asked(text, sep, path)
     found = Dialect(sep, asked.decimal or ".", encoding)
     frame = _parse(text, found)
     if has_escaped(text):
-        frame = _unescaped(frame)
-    if asked.decimal is None and sep != "," and _decimal_commas(frame):
+        frame = unescaped(frame)
+    if asked.decimal is None and sep != "," and has_decimal_commas(frame):
         found = replace(found, decimal=",")
         frame = _parse(text, found)
-        frame = _unescaped(frame) if has_escaped(text) else frame
+        frame = unescaped(frame) if has_escaped(text) else frame
     if len(frame) == len(lines):
         frame.index = import_pandas().Index(lines, name=LINE)
     if found.decimal == ",":
-        _refuse_points(frame)
+        refuse_points(frame)
     return frame, found
 
 
@@ -280,7 +280,7 @@ def _parse(text: str, dialect: Dialect) -> pd.DataFrame:
     )  # fmt: skip
 
 
-def _unescaped(frame: pd.DataFrame) -> pd.DataFrame:
+def unescaped(frame: pd.DataFrame) -> pd.DataFrame:
     """Text without the apostrophe that protects it from evaluation in a spreadsheet."""
     for at, name in enumerate(frame.columns):
         values = frame[name]
@@ -302,7 +302,7 @@ def read_records(path: Path) -> tuple[list[tuple[int, list[str]]], str]:
     """(line, cells) of a small file, its header first, and the separator that was detected; cells
     are text, stripped of spaces."""
     text, _ = read_text(path)
-    sep = _separator(text)
+    sep = separator_of(text)
     try:
         records = list(_records(text, sep, strict=True))
     except csv.Error as error:
@@ -338,7 +338,7 @@ def _unpacked(path: Path) -> bytes:
                     raise DataError(f"{path} is encrypted: decompress it with its password first")
                 with archive.open(inside[0]) as file:
                     return _at_most(file, most, path)
-        for magic, opened in _PACKED.items():
+        for magic, opened in PACKED.items():
             if raw.startswith(magic):
                 with opened(io.BytesIO(raw)) as file:
                     return _at_most(file, most, path)
@@ -366,7 +366,7 @@ def _at_most(file: Any, most: int, path: Path) -> bytes:
 
 
 def _decode(raw: bytes, asked: str | None, path: Path) -> tuple[str, str]:
-    encoding = asked or _encoding(raw)
+    encoding = asked or encoding_of(raw)
     try:
         text = raw.decode(encoding or "cp1252")
     except UnicodeError as error:
@@ -380,7 +380,7 @@ def _decode(raw: bytes, asked: str | None, path: Path) -> tuple[str, str]:
     return text.removeprefix("\ufeff"), encoding or "cp1252"
 
 
-def _encoding(raw: bytes) -> str | None:
+def encoding_of(raw: bytes) -> str | None:
     """By the rule above; None for what is neither marked nor UTF-8."""
     for mark, name in _MARKS.items():
         if raw.startswith(mark):
@@ -397,7 +397,7 @@ def _encoding(raw: bytes) -> str | None:
     return "utf-8"
 
 
-def _separator(text: str) -> str:
+def separator_of(text: str) -> str:
     whole = len(text) <= _SAMPLE
     sample = text if whole else text[: text.rfind("\n", 0, _SAMPLE) + 1] or text[:_SAMPLE]
     counts = {sep: [len(cells) for _, cells in _records(sample, sep, strict=False)]
@@ -439,6 +439,12 @@ def _structure(text: str, sep: str, path: Path) -> list[int]:
         raise DataError(f"{path} cannot be read as a table: {what}") from error
     if not header:
         raise DataError(f"{path} is empty")
+    check_header(header, path)
+    return lines
+
+
+def check_header(header: Sequence[str], path: Path) -> None:
+    """An error if a name stands more than once."""
     twice = [name for name, count in Counter(header).items() if count > 1 and name]
     if twice:
         raise DataError(
@@ -446,7 +452,6 @@ def _structure(text: str, sep: str, path: Path) -> list[int]:
             f"{'stands' if len(twice) == 1 else 'stand'} more than once in the header; every "
             "column needs a name of its own"
         )
-    return lines
 
 
 def _check_asked(text: str, sep: str, path: Path) -> None:
@@ -469,7 +474,7 @@ def _records(text: str, sep: str, strict: bool) -> Iterator[tuple[int, list[str]
         line = reader.line_num + 1
 
 
-def _decimal_commas(frame: pd.DataFrame) -> bool:
+def has_decimal_commas(frame: pd.DataFrame) -> bool:
     """Whether numbers have a decimal comma; an error if other numbers have a point."""
     commas = None
     for name in frame.columns:
@@ -493,7 +498,7 @@ def _decimal_commas(frame: pd.DataFrame) -> bool:
     return True
 
 
-def _refuse_points(frame: pd.DataFrame) -> None:
+def refuse_points(frame: pd.DataFrame) -> None:
     """An error for points in numbers with decimal commas: 1.234 may be a thousand."""
     for name in frame.columns:
         values = frame[name]

@@ -157,13 +157,7 @@ class Schema:
         """The network's inputs [N, D] in float64, with columns taken by name, and notes for the
         user: unused columns, unseen categories, imputed cells."""
         names = [column.name for column in self.columns]
-        known = {*names, *self.left_out, self.target, self.index, self.group, self.time}
-        extra = [str(name) for name in frame.columns if name not in known]
-        there = extra or [str(name) for name in frame.columns]
-        _refuse_absent([name for name in names if name not in frame.columns], there)
-        notes = []
-        if extra:
-            notes.append(f"columns that the fit did not have are not used: {_quoted(extra)}")
+        notes = self.check_columns([str(name) for name in frame.columns])
         values = [pick(frame, name) for name in names]
         if self.missing != IMPUTE:
             refuse_gaps(frame, names)
@@ -173,6 +167,16 @@ class Schema:
             parts.append(numbers)
             notes += messages
         return np.concatenate(parts, axis=1), notes
+
+    def check_columns(self, there: Sequence[str]) -> list[str]:
+        """An error if a column of the fit is not in a table with these columns, and a note on the
+        columns that the fit did not have."""
+        names = [column.name for column in self.columns]
+        known = {*names, *self.left_out, self.target, self.index, self.group, self.time}
+        extra = [name for name in there if name not in known]
+        present = set(there)
+        _refuse_absent([name for name in names if name not in present], extra or there)
+        return [f"columns that the fit did not have are not used: {_quoted(extra)}"] * bool(extra)
 
     def targets(self, frame: pd.DataFrame) -> Array:
         """The target [N]: class numbers, or values in their own units."""
@@ -474,9 +478,13 @@ def groups_of(values: pd.Series) -> Array:
     return labels_of(values)
 
 
-def read_more(path: Path, schema: Schema, dialect: Dialect) -> tuple[pd.DataFrame, list[str]]:
-    """The rows of a file for a known schema, and notes on the file for the user."""
-    frame, _, notes = open_table(path, schema.index, index_needed=False, dialect=dialect)
+def read_more(
+    path: Path, schema: Schema, dialect: Dialect, label: str | None = None
+) -> tuple[pd.DataFrame, list[str]]:
+    """The rows of a file for a known schema, and notes on the file for the user. `label`: the
+    column that names the rows, if it is not that of the fit."""
+    wanted = label or schema.index
+    frame, _, notes = open_table(path, wanted, index_needed=label is not None, dialect=dialect)
     return frame, notes
 
 

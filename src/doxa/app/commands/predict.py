@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -12,13 +12,22 @@ from doxa.app.commands.terminal import err, log_to_terminal, out, show
 from doxa.app.options import DataFile, Decimal, Encoding, Run, SavedNet, Sep, Verbose
 from doxa.errors import DataError
 
+if TYPE_CHECKING:
+    from doxa.app.reading import Dialect
+    from doxa.app.schema import Schema
+
 
 def predict(
     run: Run,
     data: DataFile,
     out_file: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="A .csv or .parquet file for the predictions."),
+        typer.Option(
+            "--out",
+            "-o",
+            help="A .csv or .parquet file for the predictions, or a folder: a file larger than "
+            "memory is predicted part by part, and the same command continues.",
+        ),
     ] = None,
     level: Annotated[
         float | None,
@@ -36,6 +45,25 @@ def predict(
             dir_okay=False,
         ),
     ] = None,
+    label: Annotated[
+        str | None,
+        typer.Option(
+            "--id",
+            help="The column that names the rows of the predictions. Default: that of the fit.",
+        ),
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes, if --out is a folder.")] = 1,
+    rows: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="The largest number of rows of a part, if --out is a folder. Default: 65536, "
+            "fewer for wide tables.",
+        ),
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Start anew in a folder that has predictions.")
+    ] = False,
     sep: Sep = None,
     decimal: Decimal = None,
     encoding: Encoding = None,
@@ -46,6 +74,9 @@ def predict(
 
     Columns are found by name, in any order, and encoded as in the fit.
     Each prediction has the index of its row, or its line in the file.
+
+    If --out has no ending, it is a folder. It gets a Parquet file for each row group, or for each
+    block of rows of a CSV file.
     """
     from doxa.app import calibration, fitting, predictions, schema, tables
     from doxa.app.reading import Dialect
@@ -53,11 +84,21 @@ def predict(
     log_to_terminal(verbose)
     if level is not None and not 0.0 < level < 1.0:
         raise DataError(f"--level must be between 0 and 1, not {level}")
+    dialect = Dialect.asked(sep, decimal, encoding)
+    if out_file is not None and (out_file.is_dir() or not out_file.suffix):
+        if context is not None:
+            raise DataError("--context needs a file for --out, not a folder")
+        _into_folder(run, data, out_file, level, label, jobs, rows, overwrite, dialect, net)
+        return
+    for option, given in (
+        ("--jobs", jobs > 1), ("--rows", rows is not None), ("--overwrite", overwrite)
+    ):  # fmt: skip
+        if given:
+            raise DataError(f"{option} is for predictions in a folder: give --out FOLDER")
     if out_file is not None:
         tables.check_writable(out_file)
-    dialect = Dialect.asked(sep, decimal, encoding)
     posterior, columns = fitting.load_run(run, net)
-    frame, messages = schema.read_more(data, columns, dialect)
+    frame, messages = schema.read_more(data, columns, dialect, label)
     known = None
     if context is not None:
         known, more = schema.read_labelled(context, columns, dialect)
@@ -67,16 +108,55 @@ def predict(
         table, notes = predictions.predict_table(posterior, columns, frame, level)
     else:
         table, notes = predictions.predict_tasks(posterior, columns, frame, known, level)
-    own = calibration.conformal_level(posterior)
-    if own is not None:
-        what = "the interval low to high" if columns.classes is None else "the set"
-        err.print(
-            f"conformal run: {what} contains the target with probability {own:g}", highlight=False
-        )
-    for note in (*messages, *notes):
-        err.print(f"note: {escape(note)}", highlight=False)
+    _say(calibration.conformal_level(posterior), columns, [*messages, *notes])
     if out_file is None:
         show(table)
         return
     tables.write_table(table, out_file)
     out.print(f"{len(table)} predictions written to {escape(str(out_file))}", soft_wrap=True)
+
+
+def _say(conformal: float | None, columns: Schema, notes: list[str]) -> None:
+    if conformal is not None:
+        what = "the interval low to high" if columns.classes is None else "the set"
+        err.print(
+            f"conformal run: {what} contains the target with probability {conformal:g}",
+            highlight=False,
+        )
+    for note in notes:
+        err.print(f"note: {escape(note)}", highlight=False)
+
+
+def _into_folder(
+    run: Path, data: Path, folder: Path, level: float | None, label: str | None, jobs: int,
+    rows: int | None, overwrite: bool, dialect: Dialect, net: str | None,
+) -> None:  # fmt: skip
+    from doxa.app import calibration, fitting, predictions, row_blocks, tables
+    from doxa.app import prediction_folder as parts
+
+    tables.check_name(folder)
+    posterior, columns = fitting.load_run(run, net)
+    predictions.check_context(posterior, False)
+    source = row_blocks.opened(data, dialect)
+    names = predictions.output_names(posterior, columns, level)
+    plan, messages = parts.prepare(
+        folder, source, run, columns, names, level, label, rows, overwrite
+    )
+    left = parts.parts_left(folder, plan)
+    where = escape(str(folder))
+    if not left:
+        count = parts.finish(folder, plan)
+        out.print(
+            f"{where} already has all {count:,} predictions; --overwrite starts anew",
+            soft_wrap=True, highlight=False,
+        )  # fmt: skip
+        return
+    if len(left) < len(plan.parts):
+        err.print(f"{len(plan.parts) - len(left)} of {len(plan.parts)} parts are already there")
+    notes = parts.predict_folder(folder, source, plan, run, net, posterior, columns, jobs)
+    count = parts.finish(folder, plan)
+    _say(calibration.conformal_level(posterior), columns, [*messages, *notes])
+    out.print(
+        f"{count:,} predictions written to {where}, in {len(plan.parts)} parts",
+        soft_wrap=True, highlight=False,
+    )  # fmt: skip

@@ -312,13 +312,13 @@ def read_records(path: Path) -> tuple[list[tuple[int, list[str]]], str]:
     return [(line, [cell.strip() for cell in cells]) for line, cells in records], sep
 
 
-def separator_of(path: Path) -> str:
+def separator_of_file(path: Path) -> str:
     """The separator of a large text table in UTF-8, from its first lines."""
     with path.open("rb") as file:
         start = file.read(4 * _SAMPLE)
-    if start.startswith((b"PK\x03\x04", *_PACKED)):
+    if start.startswith((b"PK\x03\x04", *PACKED)):
         raise DataError(f"{path} is compressed: a table that is read by windows must be unpacked")
-    return _separator(start.decode("utf-8-sig", errors="ignore"))
+    return separator_of(start.decode("utf-8-sig", errors="ignore"))
 
 
 def _unpacked(path: Path) -> bytes:

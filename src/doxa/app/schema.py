@@ -61,7 +61,7 @@ from doxa.app.reading import (
     numbers_of,
     place_of,
     refuse_gaps,
-    separator_of,
+    separator_of_file,
 )
 from doxa.app.tables import PARQUET, open_table, pick
 from doxa.data.readers import ArrowReader, CsvReader
@@ -373,7 +373,7 @@ def open_frames(path: Path, dialect: Dialect, **encoding: Any) -> ArrowReader | 
         return ArrowReader(path, **encoding)
     if dialect.encoding not in (None, "utf-8", "utf-8-sig", "ascii"):
         raise DataError(f"{path} is read by windows, which needs UTF-8, not {dialect.encoding}")
-    separator = dialect.sep or separator_of(path)
+    separator = dialect.sep or separator_of_file(path)
     return CsvReader(path, separator=separator, decimal=dialect.decimal or ".", **encoding)
 
 

@@ -77,6 +77,10 @@ class Browser:
 
     def open(self, file: Path, width: int = 1280, height: int = 900, dark: bool = False) -> None:
         """Load a file in a page of its own, and start the record of what it does."""
+        self.visit(file.resolve().as_uri(), width, height, dark)
+
+    def visit(self, address: str, width: int = 1280, height: int = 900, dark: bool = False) -> None:
+        """Load an address in a page of its own, and start the record of what it does."""
         target = self.call("Target.createTarget", {"url": "about:blank"}, "")["targetId"]
         attached = self.call("Target.attachToTarget", {"targetId": target, "flatten": True}, "")
         self.session = attached["sessionId"]
@@ -87,7 +91,7 @@ class Browser:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", {"features": [scheme]})
         self.events.clear()
-        self.call("Page.navigate", {"url": file.resolve().as_uri()})
+        self.call("Page.navigate", {"url": address})
         self._wait_for("Page.loadEventFired")
         self.settle()
 
@@ -105,6 +109,14 @@ class Browser:
         answer = self.call("Runtime.evaluate", {"expression": expression, "returnByValue": True})
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
+
+    def wait(self, expression: str, seconds: float = 30.0) -> Any:
+        """The value of a JavaScript expression, once it is true."""
+        end = time.monotonic() + seconds
+        while not (value := self.evaluate(expression)):
+            assert time.monotonic() < end, f"this did not become true: {expression}"
+            self.settle(0.05)
+        return value
 
     def screenshot(self, file: Path, whole: bool = True) -> None:
         options = {"format": "png", "captureBeyondViewport": whole}

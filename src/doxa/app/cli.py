@@ -28,6 +28,7 @@ from doxa.app.commands import (
     methods,
     predict,
     report,
+    studio,
     watch,
 )
 from doxa.app.commands.terminal import err, out
@@ -126,6 +127,7 @@ app.command()(design.design)
 app.add_typer(active.app, name="active")
 app.command(name="methods")(methods.list_methods)
 app.command()(demo.demo)
+app.command()(studio.studio)
 
 
 def main() -> None:

@@ -43,7 +43,7 @@ def is_exact(name: str) -> bool:
 def describe(row: Row, hidden: tuple[str, ...] = ()) -> dict[str, Any]:
     """What a page says about a method, and the fields of its form, without those in `hidden`."""
     cls = doxa.get_method(row.name)
-    help_of = _documented(cls)
+    help_of = {k: v for each in reversed(cls.__mro__) for k, v in _documented(each).items()}
     fields = [
         field | {"help": help_of.get(name, "")}
         for name, rule in rules(cls).items()
@@ -86,7 +86,7 @@ def _field(cls: Any, name: str, rule: Rule) -> dict[str, Any] | None:
 
 def _documented(cls: Any) -> dict[str, str]:
     """The description of each parameter in a numpydoc docstring."""
-    text = inspect.cleandoc(cls.__doc__ or "")
+    text = inspect.cleandoc(cls.__dict__.get("__doc__") or "")
     found = re.search(r"^Parameters\n-+\n(.*?)(?=\n\n\w|\n\w+\n-+\n|\Z)", text, re.DOTALL | re.M)
     parts: dict[str, list[str]] = {}
     names: list[str] = []

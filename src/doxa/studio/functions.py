@@ -25,7 +25,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from numbers import Real
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -275,7 +275,8 @@ def _points(given: Any) -> tuple[tuple[float, float], ...]:
 
 
 def _finite(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and abs(value) <= _LARGEST
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and -_LARGEST <= value <= _LARGEST
 
 
 def _number(
@@ -477,4 +478,8 @@ def warm_up() -> Iterator[Callable[[], object]]:
     for name in names:
         short = dict(doxa.methods()[name].short)
         recipe = replace(base, method=name, settings=short, steps=4)
-        yield lambda recipe=recipe: picture(recipe, recipe.fit())
+        yield partial(_warm, recipe)
+
+
+def _warm(recipe: Recipe) -> None:
+    picture(recipe, recipe.fit())

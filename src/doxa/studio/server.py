@@ -84,8 +84,10 @@ class PanelRequest:
         if kind == "cancel":
             return cls(kind, panel)
         room, task, number = found.get("room"), found.get("task"), found.get("number")
-        if room not in ROOMS or not isinstance(task, str) or not 0 < len(task) <= _LONGEST_NAME:
-            raise DataError("a request needs a room and a task")
+        if not (isinstance(room, str) and room in ROOMS):
+            raise DataError("a request needs a room")
+        if not isinstance(task, str) or not 0 < len(task) <= _LONGEST_NAME:
+            raise DataError("a request needs a task")
         if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < 2**53:
             raise DataError("a request needs a number")
         return cls(kind, panel, room, task, number, found.get("content"))

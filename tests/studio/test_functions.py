@@ -98,7 +98,7 @@ def test_numbers_of_every_method_are_the_librarys(name: str) -> None:
 
 
 def test_the_network_may_give_the_noise() -> None:
-    check_numbers(asked("map", noise="heteroscedastic", steps=30))
+    check_numbers(asked("map", noise="heteroscedastic", steps=30, prior_kind="fan-in"))
 
 
 def test_the_prior_before_data_does_not_depend_on_the_row() -> None:
@@ -193,7 +193,8 @@ WRONG: list[tuple[Any, str]] = [
     (asked("gp", low=1, high=1), "left end"), (asked("gp", low="a"), "low"),
     (asked("map", width=257), "width"), (asked("map", depth=0), "depth"),
     (asked("map", width=2.5), "width"), (asked("map", activation="import os"), "activation"),
-    (asked("map", prior=0), "prior"), (asked("map", steps=10**6), "steps"),
+    (asked("map", prior=0), "prior"),
+    (asked("map", prior_kind=["normal"]), "prior_kind"), (asked("map", steps=10**6), "steps"),
     (asked("map", members=0), "members"), (asked("map", noise=-1), "noise"),
     (asked("map", noise="loud"), "noise"), (asked("map", seed=-1), "seed"),
     (asked("map", evaluate=1), "evaluate"), (asked("map", lr=1), "no 'lr'"),

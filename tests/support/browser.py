@@ -58,6 +58,7 @@ class Browser:
         os.close(command_read)
         os.close(answer_write)
         self._buffer, self._next, self.session = b"", 0, ""
+        self._page = ""
         self.events: list[dict[str, Any]] = []
 
     def __enter__(self) -> Browser:
@@ -82,6 +83,9 @@ class Browser:
     def visit(self, address: str, width: int = 1280, height: int = 900, dark: bool = False) -> None:
         """Load an address in a page of its own, and start the record of what it does."""
         target = self.call("Target.createTarget", {"url": "about:blank"}, "")["targetId"]
+        if self._page:
+            self.call("Target.closeTarget", {"targetId": self._page}, "")
+        self._page = target
         attached = self.call("Target.attachToTarget", {"targetId": target, "flatten": True}, "")
         self.session = attached["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network", "Audits"):

@@ -26,7 +26,6 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from time import monotonic
 from typing import Any
 
 import torch
@@ -46,6 +45,7 @@ DRAWS = 12  # functions that are drawn
 FRAMES = 24  # steps of a path between two draws
 HETEROSCEDASTIC = "heteroscedastic"
 ACTIVATIONS = ("tanh", "relu", "silu", "gelu", "elu", "softplus", "sigmoid")
+PRIORS = {"normal": "Normal", "fan-in": "FanInNormal"}
 _HIDDEN = ("noise", "net")  # the room has a control of its own for the noise
 _FIRST_STEPS = 20  # of the first picture
 _LARGEST = 1e6  # of a coordinate
@@ -78,6 +78,8 @@ class Recipe:
         The network, for methods that need one.
     prior : float
         The standard deviation of the weights' prior.
+    prior_kind : {"normal", "fan-in"}
+        "fan-in" divides it by the root of a layer's inputs.
     noise : float, str or None
         The standard deviation of the noise; "heteroscedastic"; None: learned.
     steps : int or None
@@ -99,6 +101,7 @@ class Recipe:
     width: int = 50
     activation: str = "tanh"
     prior: float = 1.0
+    prior_kind: str = "normal"
     noise: float | str | None = None
     steps: int | None = None
     members: int | None = None
@@ -113,8 +116,8 @@ class Recipe:
         if not isinstance(asked, dict):
             raise DataError("a request must be an object with points and a method")
         known = {
-            "points", "method", "settings", "depth", "width", "activation", "prior", "noise",
-            "steps", "members", "seed", "evaluate", "low", "high",
+            "points", "method", "settings", "depth", "width", "activation", "prior", "prior_kind",
+            "noise", "steps", "members", "seed", "evaluate", "low", "high",
         }  # fmt: skip
         if unknown := sorted(set(asked) - known):
             raise DataError(f"a request has no {unknown[0]!r:.40}")
@@ -128,6 +131,9 @@ class Recipe:
         activation = asked.get("activation", "tanh")
         if activation not in ACTIVATIONS:
             raise ModelError(f"activation must be one of {', '.join(ACTIVATIONS)}")
+        kind = asked.get("prior_kind", "normal")
+        if not (isinstance(kind, str) and kind in PRIORS):
+            raise ModelError(f"prior_kind must be one of {', '.join(PRIORS)}")
         low, high = _number(asked, "low", -5.0, -_LARGEST), _number(asked, "high", 5.0, -_LARGEST)
         if not low < high:
             raise DataError("the left end of the plane must be below its right end")
@@ -142,7 +148,7 @@ class Recipe:
             _points(asked.get("points")), name,
             read_settings(name, asked.get("settings", {}), _HIDDEN),
             _whole(asked, "depth", 1, 1, 4), _whole(asked, "width", 50, 1, 256), activation,
-            _number(asked, "prior", 1.0, 1e-3, 100.0), noise, **optional,
+            _number(asked, "prior", 1.0, 1e-3, 100.0), kind, noise, **optional,
             seed=_whole(asked, "seed", 0, 0, 2**31), evaluate=evaluate, low=low, high=high,
         )  # fmt: skip
 
@@ -175,7 +181,7 @@ class Recipe:
             outputs = 2 if self.noise == HETEROSCEDASTIC else 1
             hidden = (self.width,) * self.depth
             model = doxa.nets.mlp(1, outputs, hidden, self.activation).double()
-            options["prior"] = doxa.Normal(self.prior)
+            options["prior"] = getattr(doxa, PRIORS[self.prior_kind])(self.prior)
         method = doxa.get_method(self.method)(**self.settings)
         if stop is not None:
             options["callbacks"] = (lambda step, info: stop(),)
@@ -219,7 +225,9 @@ class Recipe:
         if not self.points:
             lines.append("# The prior of these functions does not depend on this row.")
         lines += [
-            f"points = {[list(point) for point in fitted.points]!r}",
+            "points = [",
+            *(f"    {', '.join(map(repr, row))}," for row in _in_lines(fitted.points)),
+            "]",
             "data = torch.tensor(points, dtype=torch.float64)",
             "x, y = data[:, :1], data[:, 1]",
         ]
@@ -231,7 +239,7 @@ class Recipe:
             lines.append(
                 f"net = doxa.nets.mlp(1, {outputs}, {hidden!r}, {self.activation!r}).double()"
             )
-            model, options["prior"] = "net", f"doxa.Normal({self.prior!r})"
+            model, options["prior"] = "net", f"doxa.{PRIORS[self.prior_kind]}({self.prior!r})"
         given = "".join(f"    {name}={value},\n" for name, value in options.items())
         lines += [
             f"method = doxa.{cls.__name__}({settings})",
@@ -252,6 +260,12 @@ class Recipe:
                 "status, reason = posterior.status, posterior.status.reason",
             ]
         return "\n".join(lines) + "\n"
+
+
+def _in_lines(points: tuple[tuple[float, float], ...]) -> list[list[list[float]]]:
+    """Points as lists, four a line."""
+    each = [list(point) for point in points]
+    return [each[i : i + 4] for i in range(0, len(each), 4)]
 
 
 def drawn(posterior: Posterior, grid: Tensor) -> Tensor:
@@ -338,6 +352,7 @@ def picture(recipe: Recipe, posterior: Posterior) -> dict[str, Any]:
         "status": str(posterior.status),
         "reason": posterior.status.reason,
         "steps": posterior.diagnostics.steps,
+        "seconds": posterior.diagnostics.seconds,
         "log_evidence": _scalar(posterior.log_evidence),
         "elbo": _scalar(posterior.elbo),
     }
@@ -378,11 +393,10 @@ def panel(asked: Any, call: Call) -> dict[str, Any]:
         except DoxaError:  # too short for this method; the fit itself says what is wrong
             continue
         call.show(shown | {"preview": True, "of": recipe.steps})
-    began = monotonic()
     posterior = _fitted(recipe.before_data, call)
     found = picture(recipe, posterior)
     python = recipe.script(len(found.get("draws", ())))
-    return found | {"preview": False, "seconds": monotonic() - began, "python": python}
+    return found | {"preview": False, "python": python}
 
 
 def path(asked: Any, call: Call) -> dict[str, Any]:

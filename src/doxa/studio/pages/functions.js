@@ -149,7 +149,7 @@ function take(state) {
 
 function defaults() {
   const points = (room.facts.presets.gap || []).map(([x, y]) => [x, y]);
-  return { points, view: { ...VIEW }, seed: 0, hidden: ["prior"], panels: [{ method: "gp" }, { method: "deep-ensemble" }] };
+  return { points, view: { ...VIEW }, seed: 0, hidden: ["prior"], panels: [{ method: "gp" }, { method: "laplace" }] };
 }
 
 async function load() {
@@ -173,7 +173,6 @@ function showAll() {
   showPreset();
   $("seed").value = room.seed;
   for (const box of document.querySelectorAll("#layers input")) box.checked = room.layers[box.name];
-  $("add").hidden = room.panels.length >= MOST_PANELS;
 }
 
 function showPreset() {
@@ -189,16 +188,20 @@ function open(state) {
     room.panels = room.panels.filter((one) => one !== panel);
     panel.close();
     panel.element.remove();
-    for (const one of room.panels) one.alone(room.panels.length === 1);
-    $("add").hidden = false;
+    counted();
     $("add").focus();
     remember(true);
   });
   room.panels.push(panel);
   $("panels").append(panel.element);
-  for (const one of room.panels) one.alone(room.panels.length === 1);
-  $("add").hidden = room.panels.length >= MOST_PANELS;
+  counted();
   return panel;
+}
+
+function counted() {
+  for (const one of room.panels) one.alone(room.panels.length === 1);
+  $("panels").dataset.count = room.panels.length;
+  $("add").hidden = room.panels.length >= MOST_PANELS;
 }
 
 function fitView() {
@@ -254,7 +257,7 @@ function build() {
   });
   $("add").addEventListener("click", () => {
     const used = new Set(room.panels.map((panel) => panel.method));
-    const wanted = ["mc-dropout", "hmc", "linear", "nngp", "laplace"].find((name) => !used.has(name));
+    const wanted = ["hmc", "mc-dropout", "linear", "nngp", "deep-ensemble"].find((name) => !used.has(name));
     const panel = open({ method: wanted || "gp" });
     panel.fit();
     panel.focus();
@@ -360,7 +363,7 @@ function askOrders() {
   });
 }
 
-function drawOrders({ degrees, probability, log_evidence: evidence }) {
+function drawOrders({ degrees, probability, log_evidence: evidence, grid, mean }) {
   const make = (name, attributes, inner = "") => {
     const element = document.createElementNS("http://www.w3.org/2000/svg", name);
     for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
@@ -370,6 +373,22 @@ function drawOrders({ degrees, probability, log_evidence: evidence }) {
   const width = 760, height = 190, gap = width / degrees.length;
   const svg = make("svg", { viewBox: `0 0 ${width} ${height}`, role: "img" });
   const best = probability.indexOf(Math.max(...probability));
+  const curves = () => {
+    const { x0, x1, y0, y1 } = room.view;
+    const at = (x, y) => [(width * (x - x0)) / (x1 - x0), (height * (y1 - y)) / (y1 - y0)].map((v) => v.toFixed(1));
+    const plot = make("svg", { viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" });
+    mean.forEach((f, i) => {
+      if (probability[i] < 0.01) return;
+      const points = f.map((y, j) => at(grid[j], Math.max(y0 - (y1 - y0), Math.min(y1 + (y1 - y0), y))).join(","));
+      plot.append(make("polyline", { class: "curve", points: points.join(" "), "stroke-opacity": 0.15 + 0.85 * probability[i] }));
+    });
+    for (const [x, y] of room.points) {
+      const [cx, cy] = at(x, y);
+      plot.append(make("circle", { class: "dot", cx, cy, r: 4 }));
+    }
+    plot.append(make("rect", { class: "frame", x: 0.5, y: 0.5, width: width - 1, height: height - 1, rx: 8 }));
+    return plot;
+  };
   svg.setAttribute("aria-label", text.degree(degrees[best], probability[best], evidence[best]));
   degrees.forEach((k, i) => {
     const x = i * gap + 0.18 * gap, w = 0.64 * gap, h = 118 * probability[i];
@@ -379,9 +398,9 @@ function drawOrders({ degrees, probability, log_evidence: evidence }) {
     svg.append(bar);
     svg.append(make("text", { x: x + w / 2, y: 16, "text-anchor": "middle" }, `${(100 * probability[i]).toFixed(0)} %`));
     svg.append(make("text", { x: x + w / 2, y: 160, "text-anchor": "middle" }, `${text.axis} ${k}`));
-    svg.append(make("text", { x: x + w / 2, y: 178, "text-anchor": "middle" }, evidence[i].toFixed(1)));
+    svg.append(make("text", { x: x + w / 2, y: 178, "text-anchor": "middle" }, evidence[i].toFixed(1).replace("-", "−")));
   });
-  $("orders-chart").replaceChildren(svg);
+  $("orders-chart").replaceChildren(svg, curves());
   $("orders-said").textContent = text.degree(degrees[best], probability[best], evidence[best]);
 }
 
@@ -400,4 +419,4 @@ room.link = new Link(
     else if (state === "refused") warn(message);
   },
 );
-window.doxaStudio = room; // for tests, and for the curious
+window.doxaStudio = Object.assign(room, { take, checked }); // for tests, and for the curious

@@ -2,7 +2,7 @@
 import { Plane } from "/pages/plane.js";
 import { text } from "/pages/strings.js";
 
-const NETWORK = { depth: 1, width: 50, activation: "tanh", prior: 1 };
+const NETWORK = { depth: 1, width: 50, activation: "tanh", prior: 2, prior_kind: "fan-in" };
 const TURN = 9000; // milliseconds of one turn of a path
 const REST = 1400; // milliseconds from one draw to the next
 let made = 0, named = 0;
@@ -103,7 +103,7 @@ export class Panel {
       if (found.log_evidence !== null) facts.push(element("span", { textContent: text.evidence(found.log_evidence) }));
       else if (found.elbo !== null) facts.push(element("span", { textContent: text.elbo(found.elbo) }));
       if (!this.about.exact && found.steps) facts.push(element("span", { textContent: text.stepsDone(found.steps) }));
-      facts.push(element("span", { textContent: text.seconds(found.seconds) }));
+      if (found.seconds) facts.push(element("span", { textContent: text.seconds(found.seconds) }));
     }
     if (!found.preview && found.reason) facts.push(element("span", { className: "reason", textContent: found.reason }));
     if (found.no_prior && !found.points) facts.push(element("span", { className: "reason", textContent: found.no_prior }));
@@ -228,6 +228,7 @@ export class Panel {
         field(text.width, number(n.width, 1, 256, 1, (v) => { n.width = v; })),
         field(text.activation, choice(n.activation, this.room.facts.activations, (v) => { n.activation = v; })),
         field(text.prior, number(n.prior, 0.001, 100, "any", (v) => { n.prior = v; })),
+        field(text.priorKind, choice(n.prior_kind, ["normal", "fan-in"], (v) => { n.prior_kind = v; }, text.priorKinds)),
       ));
     }
     const noises = about.network && !about.gaussian ? ["learned", "fixed", "heteroscedastic"] : ["learned", "fixed"];

@@ -186,7 +186,7 @@ export class Plane {
       if (on.epistemic) band(mean.map((m, i) => m + inner[i]), mean.map((m, i) => m - inner[i]), colours.epistemic);
     }
     c.lineJoin = "round";
-    if (prior && on.prior) {
+    if (prior && (on.prior || !mean)) {
       c.globalAlpha = mean ? 0.45 : 0.8;
       c.strokeStyle = colours.prior;
       c.lineWidth = 1.1;
@@ -212,7 +212,7 @@ export class Plane {
     this.room.points.forEach(([x, y], i) => {
       const [px, py] = this.toPixel(x, y, frame), chosen = i === this.room.selected;
       c.beginPath();
-      c.arc(px, py, chosen ? 6 : 4, 0, 7);
+      c.arc(px, py, (chosen ? 6 : 4) * (frame.width < 340 ? 0.8 : 1), 0, 7);
       c.fillStyle = chosen ? colours.aleatoric : colours.point;
       c.fill();
       c.lineWidth = 1.5;

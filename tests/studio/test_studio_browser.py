@@ -236,7 +236,7 @@ def test_every_setting_of_a_method_is_used(browser: Browser, server: Server) -> 
         ".find(l => l.textContent.startsWith('kernel')).querySelector('input'); "
         "box.value = 'nothing'; box.dispatchEvent(new Event('change')); })()"
     )
-    browser.wait("document.querySelector('.facts .chip.bad')")
+    browser.wait("document.querySelector('.facts .chip.bad') !== null")
     assert "kernel must be" in browser.evaluate("document.querySelector('.facts').textContent")
     check_quiet(browser, server.origin)
 

@@ -57,7 +57,8 @@ export class Link {
       const at = this.panels.get(message.panel);
       if (!at) return;
       if (message.kind !== "cancelled" && message.number <= at.number) {
-        at.receive(message.kind, message.content, performance.now() - at.sent);
+        const last = message.number === at.number && !at.waiting; // no newer request is on its way
+        at.receive(message.kind, message.content, last, performance.now() - at.sent);
       }
       if (message.number === at.number) { clearTimeout(at.timer); this.next(message.panel, at); }
     }

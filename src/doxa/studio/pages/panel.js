@@ -66,7 +66,7 @@ export class Panel {
     this.element.setAttribute("aria-busy", "true");
     this.canvas.setAttribute("aria-label", text.plane(this.method, this.room.points.length));
     this.slow = this.slow || setTimeout(() => this.chip(text.computing, ""), 250);
-    this.room.link.ask(this.name, "panel", this.recipe(), (kind, found, wait) => this.receive(kind, found, wait));
+    this.room.link.ask(this.name, "panel", this.recipe(), (kind, found, last, wait) => this.receive(kind, found, last, wait));
   }
 
   askPath() {
@@ -77,11 +77,11 @@ export class Panel {
     });
   }
 
-  receive(kind, found, wait) {
+  receive(kind, found, last, wait) {
     clearTimeout(this.slow);
     this.slow = 0;
     if (kind === "problem") {
-      this.element.setAttribute("aria-busy", "false");
+      if (last) this.element.setAttribute("aria-busy", "false");
       this.plane.data = null;
       this.plane.draw();
       this.chip("", "");
@@ -109,7 +109,7 @@ export class Panel {
     if (found.no_prior && !found.points) facts.push(element("span", { className: "reason", textContent: found.no_prior }));
     this.facts.replaceChildren(...facts);
     if (kind === "done") {
-      this.element.setAttribute("aria-busy", "false");
+      if (last) this.element.setAttribute("aria-busy", "false");
       this.python = found.python;
       this.pythonButton.disabled = false;
       if (this.room.playing) this.askPath();

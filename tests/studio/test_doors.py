@@ -79,6 +79,7 @@ def request(
     }  # fmt: skip
     start, *rest = run(lambda receive, send: door(scope, receive, send), body)
     found = {name.decode(): value.decode() for name, value in start["headers"]}
+    assert len(found) == len(start["headers"])  # no header is there twice
     return start["status"], found, b"".join(part["body"] for part in rest)
 
 

@@ -159,6 +159,20 @@ def test_the_orders_are_those_of_the_library() -> None:
         orders(asked("linear", points=POINTS[:1]), Call())
 
 
+def test_the_distance_is_the_librarys() -> None:
+    of, reference = asked("linear", noise=0.2), asked("gp", noise=0.2)
+    found = functions.distance({"of": of, "reference": reference}, Call())
+    grid = Recipe.read(of).grid
+    p, q = (Recipe.read(one).fit().predict(grid) for one in (of, reference))
+    assert found["total_variation"] == doxa.evaluate.total_variation(p, q) > 0
+    assert found["wasserstein2"] == doxa.evaluate.wasserstein2(p, q) > 0
+    same = functions.distance({"of": of, "reference": of}, Call())
+    assert same == {"total_variation": 0.0, "wasserstein2": 0.0}
+    for wrong in (None, {}, {"of": of}, {"of": of, "reference": asked("gp", points=[])}):
+        with pytest.raises(DoxaError, match="points|two requests"):
+            functions.distance(wrong, Call())
+
+
 def test_earlier_pictures_are_shorter_fits() -> None:
     steps = [one.steps for one in earlier_recipes(Recipe.read(asked("mean-field", steps=1000)))]
     assert steps == [20, 250]

@@ -290,7 +290,7 @@ def fuzz(count: int, seed: int) -> tuple[int, int]:
             accepted += 1
         except DataError:
             pass
-        room = draw.choice(["panel", "path", "orders"])
+        room = draw.choice(["panel", "path", "orders", "distance"])
         try:
             functions.TASKS[room](mutate(base, draw), Call())  # type: ignore[arg-type]
             computed += 1

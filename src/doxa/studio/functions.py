@@ -32,6 +32,7 @@ import torch
 from torch import Tensor
 
 import doxa
+from doxa import evaluate
 from doxa.errors import DataError, DoxaError, MethodError, ModelError, Unavailable
 from doxa.exact.models import posterior_over_models
 from doxa.noise import generator
@@ -448,7 +449,24 @@ def orders(asked: Any, call: Call) -> dict[str, Any]:
     }
 
 
-TASKS: dict[str, Callable[[Any, Call], Any]] = {"panel": panel, "path": path, "orders": orders}
+def distance(asked: Any, call: Call) -> dict[str, Any]:
+    """How far the predictions of one recipe are from those of another, a reference: the means over
+    the grid of the total variation and of the Wasserstein distance W2 (`doxa.evaluate`)."""
+    if not isinstance(asked, dict) or set(asked) != {"of", "reference"}:
+        raise DataError("a distance needs two requests: of and reference")
+    both = [Recipe.read(asked[name]) for name in ("of", "reference")]
+    if not all(recipe.points for recipe in both):
+        raise DataError("add points to compare predictions")
+    p, q = (_fitted(recipe, call).predict(both[0].grid) for recipe in both)
+    return {
+        "total_variation": evaluate.total_variation(p, q),
+        "wasserstein2": evaluate.wasserstein2(p, q),
+    }
+
+
+TASKS: dict[str, Callable[[Any, Call], Any]] = {
+    "panel": panel, "path": path, "orders": orders, "distance": distance,
+}  # fmt: skip
 
 
 def presets() -> dict[str, list[list[float]]]:

@@ -17,7 +17,7 @@ document.querySelector(".skip").textContent = text.skip;
 
 const room = {
   facts: null, link: null, panels: [],
-  points: [], selected: -1, view: { ...VIEW }, seed: 0, preset: null, playing: false,
+  points: [], selected: -1, view: { ...VIEW }, seed: 0, preset: null, playing: false, comparing: false,
   layers: Object.fromEntries(LAYERS.map((name) => [name, true])),
 
   colours() {
@@ -70,6 +70,15 @@ const room = {
   refit() {
     for (const panel of this.panels) panel.fit();
     if (!$("orders-body").hidden) askOrders();
+  },
+
+  // With points, each panel is compared with the first one that samples by HMC or NUTS.
+  askDistances() {
+    const reference = this.panels.find((panel) => ["hmc", "nuts"].includes(panel.method));
+    if (!this.comparing || !reference || !this.points.length || !reference.settledOn) return;
+    for (const panel of this.panels) {
+      if (panel !== reference && panel.settledOn && !panel.far.textContent) panel.askDistance(reference);
+    }
   },
 
   state() {
@@ -262,6 +271,16 @@ function build() {
     panel.fit();
     panel.focus();
     remember(true);
+  });
+  $("distances").addEventListener("click", () => {
+    room.comparing = !room.comparing;
+    $("distances").setAttribute("aria-pressed", String(room.comparing));
+    for (const panel of room.panels) panel.far.textContent = "";
+    if (room.comparing && !room.panels.some((panel) => ["hmc", "nuts"].includes(panel.method)) && room.panels.length < MOST_PANELS) {
+      open({ method: "hmc" }).fit();
+      remember(true);
+    }
+    room.askDistances();
   });
   $("play").addEventListener("click", () => {
     room.playing = !room.playing;

@@ -64,6 +64,8 @@ export class Panel {
 
   fit() {
     this.element.setAttribute("aria-busy", "true");
+    this.settledOn = false;
+    this.far.textContent = "";
     this.canvas.setAttribute("aria-label", text.plane(this.method, this.room.points.length));
     this.slow = this.slow || setTimeout(() => this.chip(text.computing, ""), 250);
     this.room.link.ask(this.name, "panel", this.recipe(), (kind, found, last, wait) => this.receive(kind, found, last, wait));
@@ -113,7 +115,16 @@ export class Panel {
       this.python = found.python;
       this.pythonButton.disabled = false;
       if (this.room.playing) this.askPath();
+      if (last) { this.settledOn = true; this.room.askDistances(); }
     }
+  }
+
+  // The distance to a reference, by the library, once both fits are there.
+  askDistance(reference) {
+    const content = { of: this.recipe(), reference: reference.recipe() };
+    this.room.link.ask(`${this.name}-distance`, "distance", content, (kind, found) => {
+      this.far.textContent = kind === "done" ? text.distance(reference.method, found) : "";
+    });
   }
 
   chip(said, kind) {
@@ -144,6 +155,7 @@ export class Panel {
     clearTimeout(this.slow);
     this.room.link.cancel(this.name);
     this.room.link.cancel(`${this.name}-path`);
+    this.room.link.cancel(`${this.name}-distance`);
   }
 
   focus() { this.select.focus(); }
@@ -167,6 +179,7 @@ export class Panel {
     this.plane = new Plane(this.canvas, this.room);
     this.facts = element("div", { className: "facts" });
     this.facts.setAttribute("role", "status");
+    this.far = element("p", { className: "muted far" });
     const formId = `${this.name}-form`;
     this.settingsButton = element("button", { type: "button", className: "quiet", textContent: text.settings });
     this.settingsButton.setAttribute("aria-expanded", "false");
@@ -184,7 +197,7 @@ export class Panel {
     });
     this.element.append(
       element("div", { className: "head" }, this.select, this.removeButton), this.summary,
-      element("div", { className: "plane" }, this.canvas), this.facts,
+      element("div", { className: "plane" }, this.canvas), this.facts, this.far,
       element("div", { className: "tools" }, this.settingsButton, this.pythonButton), this.formElement,
     );
   }

@@ -21,6 +21,9 @@ export const text = {
     prior: "Prior draws", draws: "Posterior draws", mean: "Mean", epistemic: "Epistemic ±2σ",
     aleatoric: "Aleatoric ±2σ",
   },
+  distances: "Distance to HMC",
+  distance: (name, { total_variation: tv, wasserstein2: w2 }) =>
+    `Distance to ${name}: total variation ${tv.toFixed(3)}, W2 ${w2.toFixed(3)}`,
   play: "Animate draws",
   pause: "Stop",
   add: "Add panel",

@@ -169,7 +169,7 @@ def test_the_distance_is_the_librarys() -> None:
     same = functions.distance({"of": of, "reference": of}, Call())
     assert same == {"total_variation": 0.0, "wasserstein2": 0.0}
     for wrong in (None, {}, {"of": of}, {"of": of, "reference": asked("gp", points=[])}):
-        with pytest.raises(DoxaError, match="points|two requests"):
+        with pytest.raises(DoxaError, match=r"points|two requests"):
             functions.distance(wrong, Call())
 
 

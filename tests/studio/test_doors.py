@@ -218,6 +218,8 @@ def test_a_link_of_another_site_opens_the_page_only() -> None:
     door, inside = doors()
     cookie = session(door)
     assert request(door, "/", {"host": HOST, "sec-fetch-site": "cross-site"} | cookie)[0] == 200
+    posted = {"host": HOST, "sec-fetch-site": "cross-site"} | ORIGIN | cookie
+    assert request(door, "/", posted, "POST")[0] == 403
     assert inside.reached == ["/"]
 
 

@@ -58,6 +58,7 @@ class Browser:
         os.close(command_read)
         os.close(answer_write)
         self._buffer, self._next, self.session = b"", 0, ""
+        self._page = ""
         self.events: list[dict[str, Any]] = []
 
     def __enter__(self) -> Browser:
@@ -77,7 +78,14 @@ class Browser:
 
     def open(self, file: Path, width: int = 1280, height: int = 900, dark: bool = False) -> None:
         """Load a file in a page of its own, and start the record of what it does."""
+        self.visit(file.resolve().as_uri(), width, height, dark)
+
+    def visit(self, address: str, width: int = 1280, height: int = 900, dark: bool = False) -> None:
+        """Load an address in a page of its own, and start the record of what it does."""
         target = self.call("Target.createTarget", {"url": "about:blank"}, "")["targetId"]
+        if self._page:
+            self.call("Target.closeTarget", {"targetId": self._page}, "")
+        self._page = target
         attached = self.call("Target.attachToTarget", {"targetId": target, "flatten": True}, "")
         self.session = attached["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network", "Audits"):
@@ -87,7 +95,7 @@ class Browser:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", {"features": [scheme]})
         self.events.clear()
-        self.call("Page.navigate", {"url": file.resolve().as_uri()})
+        self.call("Page.navigate", {"url": address})
         self._wait_for("Page.loadEventFired")
         self.settle()
 
@@ -105,6 +113,14 @@ class Browser:
         answer = self.call("Runtime.evaluate", {"expression": expression, "returnByValue": True})
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
+
+    def wait(self, expression: str, seconds: float = 30.0) -> Any:
+        """The value of a JavaScript expression, once it is true."""
+        end = time.monotonic() + seconds
+        while not (value := self.evaluate(expression)):
+            assert time.monotonic() < end, f"this did not become true: {expression}"
+            self.settle(0.05)
+        return value
 
     def screenshot(self, file: Path, whole: bool = True) -> None:
         options = {"format": "png", "captureBeyondViewport": whole}

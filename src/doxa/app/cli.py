@@ -29,6 +29,7 @@ from doxa.app.commands import (
     predict,
     report,
     serve,
+    studio,
     watch,
 )
 from doxa.app.commands.terminal import err, out
@@ -129,6 +130,7 @@ app.command()(design.design)
 app.add_typer(active.app, name="active")
 app.command(name="methods")(methods.list_methods)
 app.command()(demo.demo)
+app.command()(studio.studio)
 
 
 def main() -> None:

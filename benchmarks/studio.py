@@ -1,0 +1,133 @@
+"""The studio in Chromium: from a moved point to the first new picture, the server's idle load, and
+the pictures of docs/studio.md.
+
+    python -m benchmarks.studio                        a table; two minutes
+    python -m benchmarks.studio --pictures docs/figures
+
+The time runs from the change of a point in the page to the frame that shows the answer: message,
+process, fit, numbers as JSON, drawing. 40 points, one network of 50 units. A method that trains
+shows a shorter fit first, which is what is timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+
+from browser import Browser, find
+
+READY = (
+    "window.doxaStudio && doxaStudio.panels.length > 0 && doxaStudio.panels.every("
+    "p => p.element.getAttribute('aria-busy') === 'false')"
+)
+EXACT = {"linear": ["linear"], "gp": ["gp"], "nngp": ["nngp"],
+         "four panels": ["gp", "linear", "nngp", "gp"]}  # fmt: skip
+TRAINED = {name: [name] for name in ("map", "laplace", "deep-ensemble", "mc-dropout", "hmc")}
+SECONDS = 10  # of the measurement of the idle server
+TIMED = """
+(async () => {
+  const settled = () => new Promise(done => { const look = () =>
+    doxaStudio.panels.every(p => p.element.getAttribute("aria-busy") === "false")
+      ? done() : setTimeout(look, 20); look(); });
+  doxaStudio.take({ points: doxaStudio.facts.presets["two noises"].slice(0, 40), seed: 0,
+    view: { x0: -5, x1: 5, y0: -3, y1: 3 }, hidden: [],
+    panels: METHODS.map(method => ({ method })) });
+  await settled();
+  const times = [];
+  for (let i = 0; i < COUNT; i++) {
+    const before = doxaStudio.panels.map(p => p.shown || 0), start = performance.now();
+    doxaStudio.moveTo(0, -3.5 + 0.01 * i, 0.5);
+    times.push(await new Promise(done => { const look = () =>
+      doxaStudio.panels.every((p, k) => p.shown > before[k])
+        ? requestAnimationFrame(() => done(performance.now() - start))
+        : setTimeout(look, 1); look(); }));
+    await settled();
+  }
+  times.sort((a, b) => a - b);
+  window.timed = JSON.stringify([times[times.length >> 1], times[Math.floor(times.length * 0.95)]]);
+})()
+"""
+
+
+def time_panels(browser: Browser, methods: list[str], count: int) -> tuple[float, float]:
+    """The median and the 95 % quantile of the reaction, in milliseconds."""
+    browser.evaluate("window.timed = ''")
+    code = TIMED.replace("METHODS", json.dumps(methods)).replace("COUNT", str(count))
+    browser.call("Runtime.evaluate", {"expression": code})
+    middle, high = json.loads(browser.wait("window.timed", 600))
+    return middle, high
+
+
+def processor_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def take_pictures(browser: Browser, origin: str, folder: Path) -> None:
+    def shot(name: str, width: int, height: int, dark: bool = False) -> None:
+        browser.visit(f"{origin}/{fragment}", width, height, dark)
+        browser.wait(READY, 300)
+        browser.settle(0.5)
+        browser.screenshot(folder / f"studio_{name}.png", whole=False)
+
+    browser.evaluate(
+        "doxaStudio.take({points: doxaStudio.facts.presets.gap, seed: 0, hidden: ['prior'], view: "
+        "{x0: -5, x1: 5, y0: -3, y1: 3}, panels: [{method: 'gp'}, {method: 'hmc'}]});"
+        "document.getElementById('link').click()"
+    )
+    browser.wait(READY, 300)
+    fragment = browser.wait("location.hash")
+    shot("functions", 1240, 760)
+    shot("dark", 1240, 760, dark=True)
+    shot("phone", 390, 844)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pictures", type=Path, help="the folder of the pictures")
+    parser.add_argument("--count", type=int, default=40, help="moved points for each row")
+    given = parser.parse_args()
+    if find() is None:
+        raise SystemExit("there is no Chromium on this machine")
+    server = subprocess.Popen(
+        [sys.executable, "-m", "doxa", "studio", "--no-browser"], text=True,
+        stdout=subprocess.PIPE, env=os.environ | {"COLUMNS": "300"},
+    )  # fmt: skip
+    try:
+        assert server.stdout is not None
+        address = server.stdout.readline().strip()
+        with Browser() as browser:
+            browser.visit(address)
+            browser.wait(READY, 300)
+            if given.pictures is not None:
+                take_pictures(browser, address.partition("/?")[0], given.pictures)
+                return
+            browser.settle(10.0)  # the processes warm up
+            print(f"load of the machine: {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors")
+            print("| panel | median, ms | 95 %, ms |\n|---|---|---|")
+            for name, methods in (EXACT | TRAINED).items():
+                count = given.count if name in EXACT else max(5, given.count // 5)
+                print(
+                    "| {} | {:.0f} | {:.0f} |".format(name, *time_panels(browser, methods, count))
+                )
+            before = processor_seconds(server.pid)
+            browser.settle(SECONDS)
+            idle = (processor_seconds(server.pid) - before) / SECONDS
+            print(f"\nidle server: {100 * idle:.1f} % of a processor")
+    finally:
+        server.send_signal(signal.SIGINT)
+        try:
+            server.wait(30)
+        except subprocess.TimeoutExpired:
+            server.kill()
+
+
+if __name__ == "__main__":
+    main()

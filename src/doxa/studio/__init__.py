@@ -1,0 +1,12 @@
+"""`doxa studio`: pages in a browser that show how posteriors behave, computed by doxa itself.
+
+    doors       who may come in, and with what headers pages leave
+    server      the pages, and one websocket per page
+    workers     the processes that compute
+    forms       the methods and their settings, for forms
+    functions   the room in which functions follow points
+    pages/      HTML, style and scripts, without a build step
+
+The server answers on the loopback interface only. It computes nothing: a page asks for a panel, a
+process computes it with the public functions of doxa, and the page draws the numbers.
+"""

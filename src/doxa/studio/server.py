@@ -1,0 +1,295 @@
+"""The server of the studio: static pages, and one websocket per page.
+
+A page sends requests as JSON texts, and gets answers:
+
+    {"type": "ask", "room": …, "task": …, "panel": …, "number": n, "content": …}
+    {"type": "cancel", "panel": …}
+
+    {"type": "facts", "content": …}                                  once, when the page is open
+    {"type": "answer", "panel": …, "number": n, "kind": …, "content": …}
+    {"type": "refused", "message": …}                                a request that was no request
+
+The kind of an answer is "shown" for an intermediate result, and then "done", "problem" or
+"cancelled". The server reads the envelope, and passes on contents as they are: it computes nothing.
+What is wrong with one request is answered to its page, and ends nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import socket
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from doxa.errors import DataError, MissingExtra
+from doxa.studio.doors import EXCHANGE, Doors
+from doxa.studio.workers import ROOMS, Job, Pool
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.websockets import WebSocket
+
+log = logging.getLogger("doxa")
+
+HOST = "127.0.0.1"
+MOST_PAGES = 20
+LARGEST_MESSAGE = 64 << 10  # bytes
+RATE, BURST = 100.0, 200.0  # messages per second, and at once
+IDLE = 1800.0  # seconds without a message
+_LONGEST_NAME = 40
+_UNSENT = 200  # answers that wait for a page that does not read
+
+PAGES = Path(__file__).parent / "pages"
+TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+# What the page that exchanges the token loads: without a session.
+PUBLIC = ("/pages/enter.js", "/pages/studio.css", "/pages/icon.svg", "/pages/strings.js")
+
+
+@dataclass(frozen=True)
+class PanelRequest:
+    """A request of a page, with its envelope checked."""
+
+    kind: str
+    panel: str
+    room: str = ""
+    task: str = ""
+    number: int = 0
+    content: Any = None
+
+    @classmethod
+    def read(cls, text: str) -> PanelRequest:
+        try:
+            found = json.loads(text, parse_constant=_no_constant)
+        except (ValueError, RecursionError) as error:
+            raise DataError("a message must be JSON") from error
+        if not isinstance(found, dict):
+            raise DataError("a message must be an object")
+        kind, panel = found.get("type"), found.get("panel")
+        if kind not in ("ask", "cancel"):
+            raise DataError("the type of a message is ask or cancel")
+        if not isinstance(panel, str) or not 0 < len(panel) <= _LONGEST_NAME:
+            raise DataError("a message needs the name of its panel")
+        if kind == "cancel":
+            return cls(kind, panel)
+        room, task, number = found.get("room"), found.get("task"), found.get("number")
+        if not (isinstance(room, str) and room in ROOMS):
+            raise DataError("a request needs a room")
+        if not isinstance(task, str) or not 0 < len(task) <= _LONGEST_NAME:
+            raise DataError("a request needs a task")
+        if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < 2**53:
+            raise DataError("a request needs a number")
+        return cls(kind, panel, room, task, number, found.get("content"))
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")
+
+
+class Page:
+    """One open page: its requests, and the answers that wait to be sent."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        self.unsent: asyncio.Queue[bytes] = asyncio.Queue(_UNSENT)
+        self._allowance, self._last = BURST, time.monotonic()
+
+    def allowed(self) -> bool:
+        """Whether one more message is within the rate."""
+        now = time.monotonic()
+        self._allowance = min(BURST, self._allowance + RATE * (now - self._last)) - 1.0
+        self._last = now
+        return self._allowance >= 0.0
+
+    def send(self, head: dict[str, Any], content: bytes | None = None) -> None:
+        """Send a message, whose content is a JSON text. A page that does not read loses some."""
+        text = json.dumps(head).encode()
+        if content is not None:
+            text = text[:-1] + b', "content": ' + content + b"}"
+        with contextlib.suppress(asyncio.QueueFull):
+            self.unsent.put_nowait(text)
+
+    def receive(self, text: str) -> None:
+        try:
+            asked = PanelRequest.read(text)
+        except DataError as error:
+            self.send({"type": "refused", "message": str(error)})
+            return
+        panel = (id(self), asked.panel)
+        if asked.kind == "cancel":
+            self.pool.cancel(panel)
+            return
+        head = {"type": "answer", "panel": asked.panel, "number": asked.number}
+
+        def deliver(kind: str, content: bytes) -> None:
+            self.send(head | {"kind": kind}, content)
+
+        self.pool.submit(Job(panel, asked.room, asked.task, asked.content, deliver))
+
+    def close(self) -> None:
+        self.pool.leave(id(self))
+
+
+class Studio:
+    """The application behind the doors.
+
+    Parameters
+    ----------
+    pool : Pool
+        The processes that compute. They are started and ended with the application.
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        self.pages: set[Page] = set()
+        self._files = {
+            f"/pages/{path.name}": path for path in sorted(PAGES.iterdir()) if path.suffix in TYPES
+        }
+
+    def app(self) -> Any:
+        """The application, as ASGI."""
+        try:
+            from starlette.applications import Starlette
+            from starlette.routing import Route, WebSocketRoute
+        except ImportError as error:
+            raise MissingExtra(
+                "doxa studio needs starlette, uvicorn and websockets: pip install 'doxa[studio]'"
+            ) from error
+
+        @contextlib.asynccontextmanager
+        async def lifespan(app: Any) -> AsyncIterator[None]:
+            await self.pool.start()
+            try:
+                yield
+            finally:
+                self.pool.close()
+
+        routes = [
+            Route("/", self._file), Route(EXCHANGE, self._file), Route("/pages/{name}", self._file),
+            WebSocketRoute("/ws", self._connected),
+        ]  # fmt: skip
+        return Starlette(routes=routes, lifespan=lifespan)
+
+    async def _file(self, request: Request) -> Response:
+        from starlette.responses import Response
+
+        named = {"/": "/pages/index.html", EXCHANGE: "/pages/enter.html"}
+        path = self._files.get(named.get(request.url.path, request.url.path))
+        if path is None:
+            return Response("there is no such page", 404, media_type="text/plain")
+        return Response(path.read_bytes(), media_type=TYPES[path.suffix])
+
+    async def _connected(self, websocket: WebSocket) -> None:
+        """Serve one page, until it leaves or breaks a limit."""
+        await websocket.accept()
+        if len(self.pages) >= MOST_PAGES:
+            message = f"{MOST_PAGES} pages are open, which is the most: close one"
+            await websocket.send_json({"type": "refused", "message": message})
+            await websocket.close(1013)
+            return
+        page = Page(self.pool)
+        self.pages.add(page)
+        sending = asyncio.create_task(self._send(websocket, page))
+        try:
+            code = await self._receive(websocket, page)
+            if code is not None:
+                await websocket.close(code)
+        except RuntimeError as error:  # the page has gone while it was written to
+            log.debug("studio: %s", error)
+        finally:
+            self.pages.discard(page)
+            page.close()
+            sending.cancel()
+
+    async def _receive(self, websocket: WebSocket, page: Page) -> int | None:
+        """Read messages. The result is the code to close with; None if the page has left."""
+        while True:
+            try:
+                message = await asyncio.wait_for(websocket.receive(), IDLE)
+            except TimeoutError:
+                return 1001
+            if message["type"] == "websocket.disconnect":
+                return None
+            text = message.get("text")
+            if text is None:
+                return 1003
+            if len(text) > LARGEST_MESSAGE or len(text.encode(errors="replace")) > LARGEST_MESSAGE:
+                return 1009
+            if not page.allowed():
+                return 1008
+            page.receive(text)
+
+    async def _send(self, websocket: WebSocket, page: Page) -> None:
+        facts = self.pool.facts
+        with contextlib.suppress(RuntimeError):
+            if facts is not None:
+                page.send({"type": "facts"}, await asyncio.shield(facts))
+            while True:
+                text = await page.unsent.get()
+                await websocket.send_text(text.decode())
+
+
+def build(port: int, hosts: Sequence[str] = (), pool: Pool | None = None) -> tuple[Doors, Studio]:
+    """The application with its doors, for a server on this port."""
+    studio = Studio(pool or Pool())
+    return Doors(studio.app(), port, hosts, PUBLIC), studio
+
+
+def serve(port: int = 0, hosts: Sequence[str] = (), announce: Any = None) -> None:
+    """Run the studio until it is interrupted.
+
+    Parameters
+    ----------
+    port : int
+        The port; 0 chooses a free one.
+    hosts : sequence of str
+        Further values of the header `Host`, with port, such as that of a tunnel.
+    announce : callable, optional
+        Called with the address, once the server listens.
+    """
+    for name in hosts:
+        _check_host(name)
+    try:
+        import uvicorn
+    except ImportError as error:
+        raise MissingExtra(
+            "doxa studio needs starlette, uvicorn and websockets: pip install 'doxa[studio]'"
+        ) from error
+    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((HOST, port))
+    except OSError as error:
+        listening.close()
+        raise DataError(f"port {port} of this machine is taken: choose another --port") from error
+    port = listening.getsockname()[1]
+    doors, _ = build(port, hosts)
+    config = uvicorn.Config(
+        doors, access_log=False, log_level="warning", server_header=False, lifespan="on",
+        ws="websockets-sansio", ws_max_size=LARGEST_MESSAGE, ws_ping_interval=60.0,
+        timeout_graceful_shutdown=1, timeout_keep_alive=5, limit_concurrency=8 * MOST_PAGES,
+        loop="asyncio", http="h11", proxy_headers=False,
+    )  # fmt: skip
+    server = uvicorn.Server(config)
+    listening.listen(128)
+    if announce is not None:
+        announce(f"http://{HOST}:{port}/?token={doors.token}")
+    with contextlib.suppress(KeyboardInterrupt):
+        server.run(sockets=[listening])
+
+
+def _check_host(name: str) -> None:
+    plain = name and all(c.isalnum() or c in ".-:[]" for c in name)
+    if not plain or len(name) > 255:
+        raise DataError(f"--allow-host takes a host as browsers send it, name:port, not {name!r}")

@@ -18,16 +18,19 @@ name belongs to the method that made it, or to the optimiser.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from doxa.data import Batch, batch_rows
 from doxa.errors import MethodError
 from doxa.linalg.layout import LARGE, NeedsRow, SplitRow
-from doxa.noise import Noise, PrefetchedNoise
+from doxa.noise import Alternating, Noise, PrefetchedNoise
 from doxa.priors import BoundPrior
 
 if TYPE_CHECKING:
@@ -87,6 +90,14 @@ class Clock:
         step before: this halves the cost, and odd functions of them cancel over two steps."""
         self.calls[0] += 1
         return self.source.alternating(shape, self.t, self.calls[0])
+
+    def alternating_row(self, size: int) -> Alternating:
+        """The same numbers as `alternating` [M, size], for a step that reads them in blocks of
+        columns."""
+        self.calls[0] += 1
+        if isinstance(self.source, PrefetchedNoise):
+            return self.source.alternating_row(size, self.t, self.calls[0])
+        return Alternating(self.source.alternating((size,), self.t, self.calls[0]))
 
     def uniform(self, *shape: int) -> Tensor:
         """Uniforms in (0, 1], [M, *shape]."""
@@ -382,6 +393,97 @@ class TensorGradient:
             yield replace(self, where=slice(first, first + len(grad)), grad=grad)
 
 
+class _Linear(torch.autograd.Function):
+    """A linear layer whose gradient by the weight is written to memory that exists already."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, out: Callable[[], Tensor]
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.out = out
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None, None]:
+        x, weight = ctx.saved_tensors
+        rows, grad = x.flatten(0, -2), grads[0].flatten(0, -2)
+        by_x = grad.mm(weight).view(x.shape) if ctx.needs_input_grad[0] else None
+        by_weight = torch.mm(grad.t(), rows, out=ctx.out())
+        return by_x, by_weight, grad.sum(0) if ctx.needs_input_grad[2] else None, None
+
+
+class GradientMemory(TorchFunctionMode):
+    """The memory of the gradients of large linear layers, used again in each step.
+
+    Most of the time of a product of 32 rows that makes a gradient of 64 MiB is that of its new
+    pages. Within this context, such gradients are written to the memory of those of the step
+    before. The products, and so their bits, are the same. A weight that is used twice in a pass
+    has new memory for its second gradient, because autograd adds the two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: dict[str, Tensor] = {}
+        self.weights: dict[int, str] = {}  # of this pass, by the place of their values
+        self.used: set[str] = set()
+
+    def of(self, parts: Mapping[str, Tensor]) -> GradientMemory:
+        """The memory for a pass with these weights, [1, ...] each."""
+        large = {name: v for name, v in parts.items() if v.ndim == 3 and v.numel() >= _REUSED}
+        self.weights = {value.data_ptr(): name for name, value in large.items()}
+        self.used.clear()
+        return self
+
+    def _out(self, name: str, like: Tensor) -> Tensor:
+        if name in self.used:
+            return like.new_empty(like.shape)
+        self.used.add(name)
+        if name not in self.held:
+            self.held[name] = like.new_empty(like.shape)
+        return self.held[name].view(like.shape)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is F.linear:
+            x, weight, bias = _linear(*args, **(kwargs or {}))
+            name = self._name(x, weight)
+            if name is not None:
+                return _Linear.apply(x, weight, bias, lambda: self._out(name, weight))
+        return func(*args, **(kwargs or {}))
+
+    def _name(self, x: Tensor, weight: Tensor) -> str | None:
+        """The name of the weight, if its gradient may be written to this memory."""
+        if not (type(x) is type(weight) is Tensor and x.ndim > 1 and weight.requires_grad):
+            return None
+        if torch.is_autocast_enabled(x.device.type) or _in_transform():
+            return None
+        name = self.weights.get(weight.data_ptr())
+        return name if weight.is_contiguous() and x.dtype == weight.dtype else None
+
+
+def _linear(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    return input, weight, bias
+
+
+def _in_transform() -> bool:
+    """Whether a transform of `torch.func` is active."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+_REUSED = 1 << 18  # numbers of a tensor from which the memory of its gradient is used again
+_OF_STEPS = "steps: "  # begins the names of what steps keep in `run.cached` until their stage ends
+_MEMORY = _OF_STEPS + "memory of gradients"
+
+
+def release_memory(run: Run) -> None:
+    """Free the memory that the steps of a stage have used again and again."""
+    for name in [k for k in run.cached if isinstance(k, str) and k.startswith(_OF_STEPS)]:
+        del run.cached[name]
+
+
 def gradients_by_tensor(
     run: Run, objective: Objective, params: State, batch: Batch, clock: Clock,
     use: Callable[[list[TensorGradient]], None], loss: bool = False,
@@ -402,11 +504,14 @@ def gradients_by_tensor(
         return None
     called, values, changes = list(clock.calls), [], []
     size = run.settings.microbatch
+    memory: GradientMemory = run.once(_MEMORY, GradientMemory)
     for part in run.engine.chunks(run.size):
         at = clock.select_members(part)
         try:
             if size is None or size >= batch_rows(batch):
-                found, value, changed = _gradient(run, objective, params, batch, at, part, loss)
+                found, value, changed = _gradient(
+                    run, objective, params, batch, at, part, loss, memory
+                )
             else:
                 found, value, changed = _of_pieces(
                     run, objective, params, batch, at, part, loss, size
@@ -453,14 +558,15 @@ def _of_pieces(
 
 def _gradient(
     run: Run, objective: Objective, params: State, batch: Batch, clock: Clock, part: slice,
-    loss: bool,
+    loss: bool, memory: GradientMemory | None = None,
 ) -> tuple[list[TensorGradient], Tensor, State]:  # fmt: skip
     own, rows = run.select_members(part), batch if run.size == 1 else batch.members(part)
     theta = params["theta"][part].detach()
     with torch.enable_grad(), run.recomputing():
         row = SplitRow.of(theta, run.layout)
         given = {**slice_state(params, part), "theta": row}
-        value, changed, *rest = objective(own, given, rows, clock)
+        with nullcontext() if memory is None else memory.of(row.parts):
+            value, changed, *rest = objective(own, given, rows, clock)
         known: AnalyticGradient | None = rest[0] if rest else None
         if value.shape != (1,):
             raise MethodError(

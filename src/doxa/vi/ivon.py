@@ -198,12 +198,13 @@ class IVON(VariationalGaussian):
             return None
         names = ("mean", "variance", "momentum")
         rows = {k: state[k] if clock.owned else state[k].clone() for k in names}
-        theta: Tensor = run.once("draws", lambda: torch.empty_like(rows["mean"]))
-        eps = clock.alternating(theta.shape[1])  # [M, P]
+        theta: Tensor = run.once("steps: draws", lambda: torch.empty_like(rows["mean"]))
+        eps = clock.alternating_row(theta.shape[1])
         for m in range(run.size):
             for part in _columns(theta.shape[1]):
-                mean, variance = rows["mean"][m, part], rows["variance"][m, part]
-                torch.addcmul(mean, variance.sqrt(), eps[m, part], out=theta[m, part])
+                mean, std = rows["mean"][m, part], rows["variance"][m, part].sqrt()
+                own = eps.columns(m, part.start, part.start + len(mean))
+                torch.addcmul(mean, std, own, value=eps.sign, out=theta[m, part])
         share = (1 - self.beta1) / (1 - self.beta1 ** (clock.t.to(run.dtype) + 1))
 
         def use(gradients: list[TensorGradient]) -> None:
@@ -215,11 +216,10 @@ class IVON(VariationalGaussian):
             for tensor in gradients:
                 for block in tensor.blocks():
                     mean, variance, momentum = (block.of(rows[name]).unsqueeze(0) for name in names)
-                    grad, away = (
-                        v.unsqueeze(0) for v in (block.grad, block.of(eps) * variance[0].sqrt())
-                    )
+                    grad = block.grad.unsqueeze(0)
+                    away = variance.sqrt().mul_(eps.columns(m, block.where.start, block.where.stop))
                     new = self._variance(
-                        own, variance, away.unsqueeze(1), grad.unsqueeze(1), block.where
+                        own, variance, away.unsqueeze(1), grad.unsqueeze(1), block.where, eps.sign
                     )
                     move = momentum.lerp_(grad, share).clone()
                     prior.add_score_(move[0], mean[0], block.where, 1.0)
@@ -232,11 +232,11 @@ class IVON(VariationalGaussian):
 
     def _variance(
         self, run: Run, variance: Tensor, away: Tensor, slope: Tensor,
-        columns: slice = slice(None),
+        columns: slice = slice(None), sign: float = 1.0,
     ) -> Tensor:  # fmt: skip
         """σ² after a step, in few passes over memory: 2σ²/(1 + u²), u = 1 + x. The smallest number
         is added, so that it never vanishes; to all but the smallest values this is less than
-        rounding."""
+        rounding. `sign` is a factor of `away`."""
         beta2, prior = self._kept(run.steps), run.subset_prior
         share = (1 - beta2) / run.setting(self, "temperature")
         kept, half, tiny = (
@@ -248,9 +248,9 @@ class IVON(VariationalGaussian):
             assert prior.precision is not None
             u = torch.addcmul(kept, variance, prior.precision[..., columns] * share)
         if isinstance(share, float) and away.shape[1] == 1:
-            u = torch.addcmul(u, away[:, 0], slope[:, 0], value=-share)
+            u = torch.addcmul(u, away[:, 0], slope[:, 0], value=-sign * share)
         else:
-            u = u - share * (away * slope).sum(1)
+            u = u - sign * share * (away * slope).sum(1)
         return torch.addcdiv(tiny, variance, torch.addcmul(half, u, u, value=0.5))
 
     def _kept(self, steps: int) -> float:

@@ -46,7 +46,7 @@ def _chains(kind: Callable[..., Any], draws: int) -> Callable[[], Any]:
 # name: the method, hidden units, and arguments of `fit`
 CASES: dict[str, tuple[Callable[[], Any], tuple[int, ...], dict[str, Any]]] = {
     "map": (doxa.MAP, (512, 2048), ALONE),
-    "map, engine='loop', 4 members": (doxa.MAP, (300, 700), HELD | {"members": 4, "engine": "loop"}),
+    "map, engine='loop'": (doxa.MAP, (300, 700), HELD | {"members": 4, "engine": "loop"}),
     "ivon": (doxa.IVON, (512, 2048), ALONE),
     "mean-field": (doxa.MeanField, (512, 2048), ALONE),
     "mean-field, local": (lambda: doxa.MeanField(estimator="local"), (512, 2048), ALONE),

@@ -37,7 +37,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _GOLDEN = 0x9E3779B9 - (1 << 32)
-_ROW = 1 << 20  # numbers of a row that is drawn in blocks
+_ROW, _ROWS = 1 << 16, 1 << 20  # numbers of a row, and of all rows, that are drawn in blocks
 _BLOCK = 1 << 16  # pairs of them in a block
 _SMALL = 1 << 18  # largest size in bytes of a cached draw; 64 draws are cached, at most 16 MB
 
@@ -303,6 +303,7 @@ class Noise:
         half = (size + 1) // 2
         if (
             size >= _ROW
+            and size * len(self.members) >= _ROWS
             and self.device.type == "cpu"
             and not (isinstance(step, Tensor) and step.ndim)
         ):

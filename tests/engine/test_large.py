@@ -86,6 +86,7 @@ METHODS = {
     "cyclical": doxa.CyclicalSGMCMC(inner="sghmc", draws=10, cycles=2, thin=1, exploration=0.5),
     "psgld": doxa.PSGLD(draws=20, burn_in=5, thin=1), "swag": doxa.SWAG(rank=3, cycle=1),
     "mc-dropout": doxa.MCDropout(), "swa": doxa.SWA(), "mean-field": doxa.MeanField(elbo_samples=1),
+    "local": doxa.MeanField(elbo_samples=1, estimator="local"),
 }  # fmt: skip
 
 

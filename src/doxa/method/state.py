@@ -17,7 +17,7 @@ name belongs to the method that made it, or to the optimiser.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -369,6 +369,7 @@ class TensorGradient:
     where: slice  # its columns
     grad: Tensor  # [p]
     prior: BoundPrior | None  # the prior whose gradient is to be added
+    name: str = "theta"  # the rows that it is the gradient of
 
     def of(self, rows: Tensor) -> Tensor:
         """The view [p] of rows [M, P] that this is the gradient of."""
@@ -423,18 +424,18 @@ class GradientMemory(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.held: dict[str, Tensor] = {}
-        self.weights: dict[int, str] = {}  # of this pass, by the place of their values
-        self.used: set[str] = set()
+        self.held: dict[Hashable, Tensor] = {}
+        self.weights: dict[int, Hashable] = {}  # of this pass, by the place of their values
+        self.used: set[Hashable] = set()
 
-    def of(self, parts: Mapping[str, Tensor]) -> GradientMemory:
+    def of(self, parts: Mapping[Any, Tensor]) -> GradientMemory:
         """The memory for a pass with these weights, [1, ...] each."""
         large = {name: v for name, v in parts.items() if v.ndim == 3 and v.numel() >= _REUSED}
         self.weights = {value.data_ptr(): name for name, value in large.items()}
         self.used.clear()
         return self
 
-    def _out(self, name: str, like: Tensor) -> Tensor:
+    def _out(self, name: Hashable, like: Tensor) -> Tensor:
         if name in self.used:
             return like.new_empty(like.shape)
         self.used.add(name)
@@ -452,7 +453,7 @@ class GradientMemory(TorchFunctionMode):
                 return _Linear.apply(x, weight, bias, lambda: self._out(name, weight))
         return func(*args, **(kwargs or {}))
 
-    def _name(self, x: Tensor, weight: Tensor) -> str | None:
+    def _name(self, x: Tensor, weight: Tensor) -> Hashable | None:
         """The name of the weight, if its gradient may be written to this memory."""
         if not (type(x) is type(weight) is Tensor and x.ndim > 1 and weight.requires_grad):
             return None
@@ -487,13 +488,15 @@ def release_memory(run: Run) -> None:
 def gradients_by_tensor(
     run: Run, objective: Objective, params: State, batch: Batch, clock: Clock,
     use: Callable[[list[TensorGradient]], None], loss: bool = False,
+    over: Sequence[str] = ("theta",),
 ) -> tuple[Tensor, State] | None:  # fmt: skip
     """The gradients of a large network by θ (`Run.by_tensor`), without a copy of a row of weights.
 
     A new row of 21 million weights takes longer to allocate than to compute, because its pages are
     mapped at the first write. So the leaves of the graph are views of the row. `use` is called with
     the gradients of one member after the other, of the objective, or of the `loss`, −1/n times
-    the objective. It adds the gradient of the prior, and may overwrite θ.
+    the objective. It adds the gradient of the prior, and may overwrite θ. `over` names all rows in
+    the layout of θ that have gradients.
 
     Returns the value of each member, [M], without the log prior if the clock does not report it,
     and the entries of the state that the pass changed. None if the objective uses rows of weights
@@ -510,11 +513,11 @@ def gradients_by_tensor(
         try:
             if size is None or size >= batch_rows(batch):
                 found, value, changed = _gradient(
-                    run, objective, params, batch, at, part, loss, memory
+                    run, objective, params, batch, at, part, loss, over, memory
                 )
             else:
                 found, value, changed = _of_pieces(
-                    run, objective, params, batch, at, part, loss, size
+                    run, objective, params, batch, at, part, loss, over, size
                 )
         except NeedsRow:  # the gradient is taken by rows, here and in all further steps
             run.cached[key] = True
@@ -530,14 +533,14 @@ def gradients_by_tensor(
 
 def _of_pieces(
     run: Run, objective: Objective, params: State, batch: Batch, clock: Clock, part: slice,
-    loss: bool, size: int,
+    loss: bool, over: Sequence[str], size: int,
 ) -> tuple[list[TensorGradient], Tensor, State]:  # fmt: skip
     """As `_gradient`, accumulated over pieces of at most `size` rows."""
     found: list[TensorGradient] = []
 
     def each(params: State, piece: Batch, at: Clock) -> tuple[Tensor, State, State]:
         share = batch_rows(piece) / batch_rows(batch)
-        own, value, changed = _gradient(run, objective, params, piece, at, part, loss)
+        own, value, changed = _gradient(run, objective, params, piece, at, part, loss, over)
         if not found:
             for one in own:
                 one.grad.mul_(share)
@@ -558,14 +561,15 @@ def _of_pieces(
 
 def _gradient(
     run: Run, objective: Objective, params: State, batch: Batch, clock: Clock, part: slice,
-    loss: bool, memory: GradientMemory | None = None,
+    loss: bool, over: Sequence[str], memory: GradientMemory | None = None,
 ) -> tuple[list[TensorGradient], Tensor, State]:  # fmt: skip
     own, rows = run.select_members(part), batch if run.size == 1 else batch.members(part)
     theta = params["theta"][part].detach()
     with torch.enable_grad(), run.recomputing():
-        row = SplitRow.of(theta, run.layout)
-        given = {**slice_state(params, part), "theta": row}
-        with nullcontext() if memory is None else memory.of(row.parts):
+        rows_of = {name: SplitRow.of(params[name][part].detach(), run.layout) for name in over}
+        given = {**slice_state(params, part), **rows_of}
+        leaves = {(k, name): leaf for k, row in rows_of.items() for name, leaf in row.parts.items()}
+        with nullcontext() if memory is None else memory.of(leaves):
             value, changed, *rest = objective(own, given, rows, clock)
         known: AnalyticGradient | None = rest[0] if rest else None
         if value.shape != (1,):
@@ -575,8 +579,7 @@ def _gradient(
         if known is not None and not known.of_prior and "theta" in known.add:
             raise NeedsRow
         output = (value * own.per_example if loss else value).sum()
-        leaves = list(row.parts.values())
-        grads = torch.autograd.grad(output, leaves, allow_unused=True)
+        grads = torch.autograd.grad(output, list(leaves.values()), allow_unused=True)
     prior = None
     if known is not None and known.of_prior:
         prior = own.prior[0] if own.prior.runs else own.prior
@@ -586,8 +589,10 @@ def _gradient(
     if known is not None and clock.reported:
         value = value + (own.prior.log_prob(theta) if known.of_prior else known.value)
     found = []
-    for where, leaf, grad in zip(run.layout.slices.values(), leaves, grads, strict=True):
+    for ((k, name), leaf), grad in zip(leaves.items(), grads, strict=True):
+        where, own_prior = run.layout.slices[name], prior if k == "theta" else None
         grad = torch.zeros_like(leaf) if grad is None else grad
         # contiguous, because fused optimisers ignore strides
-        found.append(TensorGradient(part.start, where, grad.contiguous().view(-1), prior))
+        flat = grad.contiguous().view(-1)
+        found.append(TensorGradient(part.start, where, flat, own_prior, k))
     return found, value, changed

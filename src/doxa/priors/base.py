@@ -303,10 +303,15 @@ class BoundPrior:
     def decay(self, where: slice) -> float | None:
         """The precision of the elements of a slice, where they have Gaussians of one precision,
         centred at 0: their score is then −precision · w. Otherwise None."""
+        return self.precision_in(where, centred=True)
+
+    def precision_in(self, where: slice, centred: bool = False) -> float | None:
+        """The precision of the elements of a slice, where they have Gaussians of one precision; if
+        `centred`, those centred at 0. Otherwise None."""
         for part in self.parts:
-            own = part.where
-            if _inside(where, own) and part.loc is None and isinstance(part.family, GaussianFamily):
-                return None if part.family.same is None else -part.family.same
+            if _inside(where, part.where) and isinstance(part.family, GaussianFamily):
+                same = part.family.same
+                return None if same is None or (centred and part.loc is not None) else -same
         return None
 
     def add_score_(self, grad: Tensor, flat: Tensor, where: slice, factor: float) -> None:

@@ -287,6 +287,20 @@ def moved(run: Run, mean: Tensor, away: Tensor) -> Tensor:
     return mean + pad(away, (where.start, mean.shape[-1] - where.stop))
 
 
+BLOCK = 1 << 16  # numbers of a row that stay in the cache
+
+
+def columns(size: int) -> list[slice]:
+    """The columns of a row in blocks that stay in the cache."""
+    return [slice(start, min(start + BLOCK, size)) for start in range(0, size, BLOCK)]
+
+
+def fit_one(run: Run, params: State, batch: Batch, clock: Clock) -> Any:
+    """The log-likelihood at one draw θ of each member."""
+    fit = run.train(params["theta"], params, batch, None)
+    return fit.value, fit.changed
+
+
 def entropy(std: Tensor) -> Tensor:
     """H of independent normals, summed over the last axis."""
     return (std.log() + 0.5 * LOG_2PI_E).sum(-1)

@@ -60,7 +60,7 @@ from doxa.method import (
 from doxa.method.method import Alternatives, between, positive
 from doxa.optim import Adam
 from doxa.priors import FanInNormal
-from doxa.vi.gaussian import VariationalGaussian, moved
+from doxa.vi.gaussian import VariationalGaussian, columns, fit_one, moved
 
 _POINTS = 0.1  # Adam's rate for points, relative to the rate of the mean
 _FORGETS = 4  # length of the run over that of the Hessian's memory
@@ -201,9 +201,9 @@ class IVON(VariationalGaussian):
         theta: Tensor = run.once("steps: draws", lambda: torch.empty_like(rows["mean"]))
         eps = clock.alternating_row(theta.shape[1])
         for m in range(run.size):
-            for part in _columns(theta.shape[1]):
+            for part in columns(theta.shape[1]):
                 mean, std = rows["mean"][m, part], rows["variance"][m, part].sqrt()
-                own = eps.columns(m, part.start, part.start + len(mean))
+                own = eps.columns(m, part.start, part.stop)
                 torch.addcmul(mean, std, own, value=eps.sign, out=theta[m, part])
         share = (1 - self.beta1) / (1 - self.beta1 ** (clock.t.to(run.dtype) + 1))
 
@@ -227,7 +227,7 @@ class IVON(VariationalGaussian):
                     mean.addcmul_(move.clamp_(-self.clip, self.clip), rate)
 
         params = {**state, "theta": theta}
-        given = gradients_by_tensor(run, _fit_one, params, batch, clock, use)
+        given = gradients_by_tensor(run, fit_one, params, batch, clock, use)
         return None if given is None else ({**given[1], **rows}, given[0])
 
     def _variance(
@@ -264,17 +264,6 @@ class IVON(VariationalGaussian):
 
     def _fit(self, run: Run, params: State, batch: Batch, clock: Clock) -> Any:
         return self.log_likelihood_at(run, params, batch, params["draws"])
-
-
-def _columns(size: int, block: int = 1 << 16) -> list[slice]:
-    """Blocks of columns that stay in the cache."""
-    return [slice(start, start + block) for start in range(0, size, block)]
-
-
-def _fit_one(run: Run, params: State, batch: Batch, clock: Clock) -> Any:
-    """The log-likelihood at one draw θ of each member."""
-    fit = run.train(params["theta"], params, batch, None)
-    return fit.value, fit.changed
 
 
 def summed(each: Tensor) -> Tensor:

@@ -100,14 +100,16 @@ def test_methods_are_those_by_rows(name: str, bounded: Any) -> None:
     assert (found[0] - found[1]).abs().max() <= 1e-9 * found[1].abs().max()
 
 
-def test_newton_steps_are_those_by_rows(bounded: Any) -> None:
-    """All weights of a classifier are uncertain: IVON computes in blocks."""
+@pytest.mark.parametrize("classes", [True, False])
+def test_newton_steps_are_those_by_rows(classes: bool, bounded: Any) -> None:
+    """All weights of a classifier are uncertain; learned noise is a point, after them."""
     x, y = data()
     found = []
     for large in (1, 10**12):
         bounded(large)
         posterior = doxa.fit(
-            network(), (x, y.argmax(1)), doxa.IVON(elbo_samples=1), steps=40, members=2,
+            network(), (x, y.argmax(1) if classes else y), doxa.IVON(elbo_samples=1), steps=40,
+            members=2,
             engine="loop:eager", validation=None, progress=False, batch_size=16,
         )  # fmt: skip
         found.append((weights(posterior), posterior.elbo))

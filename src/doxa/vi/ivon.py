@@ -105,13 +105,14 @@ class IVON(VariationalGaussian):
     average: float = between(0.0, 0, 1, "[)")
 
     def init_shape(self, run: Run) -> State:
-        precision = run.subset_prior.precision
-        if precision is None:
+        prior = run.subset_prior
+        if not prior.is_gaussian:
             raise MethodError(
                 "ivon's steps need a Gaussian prior: prior=doxa.Normal(...); mean-field takes any"
             )
         heat = run.field(self, "temperature").unsqueeze(1)
         curvature = run.field(self, "initial_curvature") * run.n
+        precision = prior.precision if prior.shared_precision is None else prior.shared_precision
         variance = heat / (curvature.unsqueeze(1) + precision)
         return {"variance": variance.expand(run.size, len(run.subset_index)).clone()}
 
@@ -131,9 +132,7 @@ class IVON(VariationalGaussian):
         return linalg.Diagonal(params["variance"])
 
     def stages(self, run: Run) -> Iterable[Stage]:
-        kept = torch.ones(run.layout.size, dtype=torch.bool, device=run.device)
-        kept[run.subset_index] = False
-        points = kept.nonzero()[:, 0]  # positions of the weights that are not in q
+        points = _points(run)
         first = first_averaged(self.average, run.steps)
 
         def enter(run: Run, state: State) -> State:
@@ -193,15 +192,18 @@ class IVON(VariationalGaussian):
         self, run: Run, state: State, batch: Batch, clock: Clock, points: Tensor
     ) -> tuple[State, Tensor] | None:
         """The same step for a large network in blocks of columns, in place. None if the network is
-        not large, if some weights are points, or with several draws."""
-        if not run.by_tensor or len(points) or self.samples > 1:
+        not large, if points are not after all uncertain weights, or with several draws."""
+        uncertain = state["variance"].shape[1]
+        if not run.by_tensor or self.samples > 1 or run.subset_where != slice(0, uncertain):
             return None
         names = ("mean", "variance", "momentum")
         rows = {k: state[k] if clock.owned else state[k].clone() for k in names}
         theta: Tensor = run.once("steps: draws", lambda: torch.empty_like(rows["mean"]))
-        eps = clock.alternating_row(theta.shape[1])
+        eps = clock.alternating_row(uncertain)
+        theta[:, uncertain:] = rows["mean"][:, uncertain:]
+        slopes = torch.zeros_like(theta[:, uncertain:])  # of points
         for m in range(run.size):
-            for part in columns(theta.shape[1]):
+            for part in columns(uncertain):
                 mean, std = rows["mean"][m, part], rows["variance"][m, part].sqrt()
                 own = eps.columns(m, part.start, part.stop)
                 torch.addcmul(mean, std, own, value=eps.sign, out=theta[m, part])
@@ -214,6 +216,12 @@ class IVON(VariationalGaussian):
             prior = prior[0] if prior.runs else prior
             rate = rate[m : m + 1] if rate.ndim else rate
             for tensor in gradients:
+                if tensor.where.start >= uncertain:
+                    whole = own.prior[0] if own.prior.runs else own.prior
+                    whole.add_score_(tensor.grad, tensor.of(rows["mean"]), tensor.where, 1.0)
+                    at = tensor.where.start - uncertain
+                    slopes[m, at : at + len(tensor.grad)] = tensor.grad
+                    continue
                 for block in tensor.blocks():
                     mean, variance, momentum = (block.of(rows[name]).unsqueeze(0) for name in names)
                     grad = block.grad.unsqueeze(0)
@@ -228,7 +236,15 @@ class IVON(VariationalGaussian):
 
         params = {**state, "theta": theta}
         given = gradients_by_tensor(run, fit_one, params, batch, clock, use)
-        return None if given is None else ({**given[1], **rows}, given[0])
+        if given is None:
+            return None
+        value, new = given
+        if len(points):
+            other, rate = {"points": rows["mean"][:, points]}, _POINTS * clock.rate
+            descent = {"points": run.descent(slopes)}
+            new |= Adam().update(other, descent, state, rate, clock.t, clock.owned)
+            rows["mean"][:, uncertain:] = new.pop("points")
+        return {**new, **rows}, value
 
     def _variance(
         self, run: Run, variance: Tensor, away: Tensor, slope: Tensor,
@@ -264,6 +280,17 @@ class IVON(VariationalGaussian):
 
     def _fit(self, run: Run, params: State, batch: Batch, clock: Clock) -> Any:
         return self.log_likelihood_at(run, params, batch, params["draws"])
+
+
+def _points(run: Run) -> Tensor:
+    """The positions of the weights that are not in q."""
+    where, size = run.subset_where, run.layout.size
+    if isinstance(where, slice):
+        ends = torch.arange(where.start), torch.arange(where.stop, size)
+        return torch.cat(ends).to(run.device)
+    kept = torch.ones(size, dtype=torch.bool, device=run.device)
+    kept[where] = False
+    return kept.nonzero()[:, 0]
 
 
 def summed(each: Tensor) -> Tensor:

@@ -45,20 +45,20 @@ def _chains(kind: Callable[..., Any], draws: int) -> Callable[[], Any]:
 
 # name: the method, hidden units, and arguments of `fit`
 CASES: dict[str, tuple[Callable[[], Any], tuple[int, ...], dict[str, Any]]] = {
-    "map": (doxa.MAP, (512, 2048), ALONE),
-    "map, engine='loop'": (doxa.MAP, (300, 700), HELD | {"members": 4, "engine": "loop"}),
-    "ivon": (doxa.IVON, (512, 2048), ALONE),
-    "mean-field": (doxa.MeanField, (512, 2048), ALONE),
-    "mean-field, local": (lambda: doxa.MeanField(estimator="local"), (512, 2048), ALONE),
-    "laplace, diagonal": (lambda: doxa.Laplace(structure="diagonal"), (256, 512), ALONE),
-    "laplace, kronecker": (lambda: doxa.Laplace(structure="kronecker"), (256, 512), ALONE),
-    "laplace, last layer": (
+    "map": (doxa.MAP, (512, 1400), ALONE),
+    "map loop": (doxa.MAP, (300, 700), HELD | {"members": 4, "engine": "loop"}),
+    "ivon": (doxa.IVON, (512, 1400), ALONE),
+    "mean-field": (doxa.MeanField, (512, 1400), ALONE),
+    "mean-field local": (lambda: doxa.MeanField(estimator="local"), (512, 1400), ALONE),
+    "laplace diagonal": (lambda: doxa.Laplace(structure="diagonal"), (256, 512), ALONE),
+    "laplace kronecker": (lambda: doxa.Laplace(structure="kronecker"), (256, 512), ALONE),
+    "laplace last layer": (
         lambda: doxa.Laplace(structure="full"), (256, 1024), ALONE | {"subset": "last_layer"},
     ),
-    "laplace, full": (lambda: doxa.Laplace(structure="full"), (20, 40), ALONE),
+    "laplace full": (lambda: doxa.Laplace(structure="full"), (10, 20), ALONE),
     "swag": (doxa.SWAG, (512, 1200), ALONE | {"steps": 200}),
-    "deep-ensemble, loop": (lambda: doxa.DeepEnsemble(), (300, 1100), HELD | {"engine": "loop"}),
-    "deep-ensemble, stack": (lambda: doxa.DeepEnsemble(), (128, 300), HELD | {"engine": "stack"}),
+    "deep-ensemble loop": (lambda: doxa.DeepEnsemble(), (300, 1100), HELD | {"engine": "loop"}),
+    "deep-ensemble stack": (lambda: doxa.DeepEnsemble(), (128, 300), HELD | {"engine": "stack"}),
     "sgld": (_chains(doxa.SGLD, 40), (300, 1100), {"members": 2}),
     "hmc": (_chains(doxa.HMC, 20), (128, 400), {"members": 2}),
     "mc-dropout": (doxa.MCDropout, (512, 1200), ALONE),

@@ -56,7 +56,7 @@ CASES: dict[str, tuple[Callable[[], Any], tuple[int, ...], dict[str, Any]]] = {
         lambda: doxa.Laplace(structure="full"), (256, 1024), ALONE | {"subset": "last_layer"},
     ),
     "laplace full": (lambda: doxa.Laplace(structure="full"), (10, 20), ALONE),
-    "swag": (doxa.SWAG, (512, 1200), ALONE | {"steps": 200}),
+    "swag": (lambda: doxa.SWAG(rank=8, cycle=1), (512, 1200), ALONE),
     "deep-ensemble loop": (lambda: doxa.DeepEnsemble(), (300, 1100), HELD | {"engine": "loop"}),
     "deep-ensemble stack": (lambda: doxa.DeepEnsemble(), (128, 300), HELD | {"engine": "stack"}),
     "sgld": (_chains(doxa.SGLD, 40), (300, 1100), {"members": 2}),

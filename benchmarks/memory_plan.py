@@ -7,7 +7,7 @@ Each row is a fit in a process of its own, on one thread: 1,024 rows of 64 numbe
 method comes first, so that what torch and Python take once is not counted. The peak is that of the
 resident memory above the memory before the fit; it includes everything until `fit` returns, also
 the checks of the posterior on held-out rows. `planned` is the sum of the plan for the same
-arguments. Seconds are of gradients in the plan, and of the whole fit beside it.
+arguments. Seconds are of gradients in the plan, and beside it of the steps and of the whole fit.
 
 A dash in place of the planned seconds: the plan had none.
 """
@@ -97,14 +97,21 @@ def measured(name: str, hidden: int, changes: dict[str, Any] | None = None) -> R
     gc.collect()
     with contextlib.suppress(OSError):  # the highest so far is that of now
         Path("/proc/self/clear_refs").write_text("5")
+    marks: list[tuple[int, float]] = []
+
+    def noted(step: int, _info: Any) -> None:
+        marks.append((step, time.perf_counter()))
+
     before, began = resident("VmRSS"), time.perf_counter()
-    doxa.fit(net, data, make(), **settings)
+    doxa.fit(net, data, make(), **settings, callbacks=[noted])
     seconds, peak = time.perf_counter() - began, resident("VmHWM") - before
+    (first, start), (last, end) = marks[0], marks[-1]
+    steps = (end - start) / (last - first) * last if last > first else None
     return {
         "work": name, "hidden": hidden, "weights": found.weights, "members": found.members,
         "peak": peak, "planned": found.bytes, "ratio": found.bytes / peak,
         "parts": dict(found.memory), "smaller": dict(found.smaller),
-        "seconds": seconds, "planned_seconds": found.seconds,
+        "seconds": seconds, "step_seconds": steps, "planned_seconds": found.seconds,
     }  # fmt: skip
 
 
@@ -121,10 +128,11 @@ def shown(row: Row) -> str:
     time = row["planned_seconds"]
     planned = f"{time[0]:.2g}–{time[1]:.2g}" if time and time[0] != time[1] else "–"
     planned = f"{time[0]:.2g}" if time and time[0] == time[1] else planned
+    steps = f"{row['step_seconds']:.2g}" if row["step_seconds"] else "–"
     return (
         f"{row['work']:30s} {row['members']} × {row['weights']:9,}  peak {mib['peak']:7.1f} MiB  "
         f"planned {mib['planned']:7.1f}  {row['ratio']:.2f}×  {row['seconds']:6.2f} s, "
-        f"planned {planned} s"
+        f"steps {steps} s, planned {planned} s"
     )
 
 

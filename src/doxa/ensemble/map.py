@@ -97,7 +97,7 @@ class MAP(Method):
         measured (`python -m benchmarks.memory_plan`)."""
         checks = min(64 << 20, (7 + 6 * work.members) << 20, 24 * work.copy)
         if work.by_tensor:
-            checks = min(40 << 20, 5 * work.copy)
+            checks = min(40 << 20, 4 * work.copy)
         return super().planned_bytes(work) + checks
 
     def stages(self, run: Run) -> Iterable[Stage]:

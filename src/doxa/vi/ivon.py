@@ -93,7 +93,7 @@ class IVON(VariationalGaussian):
     name: ClassVar[str] = "ivon"
     default_rate: ClassVar[float] = 0.1
     state_copies: ClassVar[float | None] = 2.0  # the variance and the momentum
-    large_copies: ClassVar[tuple[float, float] | None] = (10.5, 1.0)  # as measured
+    large_copies: ClassVar[tuple[float, float] | None] = (12.0, 1.0)  # as measured
     best_copies: ClassVar[float] = 3.0  # the mean, the variance and the momentum
     shape: ClassVar[tuple[str, ...]] = ("variance",)
     alternatives: ClassVar[Alternatives] = Alternatives(

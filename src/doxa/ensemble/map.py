@@ -95,7 +95,9 @@ class MAP(Method):
     def planned_bytes(self, work: Workload) -> int:
         """With the predictions of all members, and the models that they are compared with, as
         measured (`python -m benchmarks.memory_plan`)."""
-        checks = min(64 << 20, (7 + 6 * work.members) << 20, 24 * work.copy)
+        checks = min(64 << 20, (7 + 6 * work.members) << 20)
+        if not work.held_out:
+            checks = min(checks, 24 * work.copy)
         if work.by_tensor:
             checks = min(40 << 20, 4 * work.copy)
         return super().planned_bytes(work) + checks

@@ -100,7 +100,8 @@ def measured(name: str, hidden: int, changes: dict[str, Any] | None = None) -> R
     marks: list[tuple[int, float]] = []
 
     def noted(step: int, _info: Any) -> None:
-        marks.append((step, time.perf_counter()))
+        if step <= settings["steps"]:  # not the stages after it
+            marks.append((step, time.perf_counter()))
 
     before, began = resident("VmRSS"), time.perf_counter()
     doxa.fit(net, data, make(), **settings, callbacks=[noted])

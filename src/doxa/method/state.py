@@ -450,7 +450,8 @@ class GradientMemory(TorchFunctionMode):
             x, weight, bias = _linear(*args, **(kwargs or {}))
             name = self._name(x, weight)
             if name is not None:
-                return _Linear.apply(x, weight, bias, lambda: self._out(name, weight))
+                out = lambda: self._out(name, weight)  # noqa: E731
+                return _Linear.apply(x, weight, bias, out)  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
     def _name(self, x: Tensor, weight: Tensor) -> Hashable | None:

@@ -115,6 +115,7 @@ class IVON(VariationalGaussian):
         heat = run.field(self, "temperature").unsqueeze(1)
         curvature = run.field(self, "initial_curvature") * run.n
         precision = prior.precision if prior.shared_precision is None else prior.shared_precision
+        assert precision is not None
         variance = heat / (curvature.unsqueeze(1) + precision)
         return {"variance": variance.expand(run.size, len(run.subset_index)).clone()}
 

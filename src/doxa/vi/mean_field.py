@@ -278,8 +278,8 @@ class MeanField(GaussianVI):
             return by_rows(run, state, batch, clock)
         value, changed = found
         if self.average:
-            own = {name: new[name] for name in both}
-            new |= average_from(first_averaged(self.average, run.steps), own, state, clock)
+            both_new = {name: new[name] for name in both}
+            new |= average_from(first_averaged(self.average, run.steps), both_new, state, clock)
         info = {"loss": (value + closed) * run.per_example} if clock.reported else {}
         return {**state, **changed, **new}, info
 

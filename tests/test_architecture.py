@@ -265,8 +265,8 @@ def private_reads(path: Path) -> Iterator[tuple[str, int]]:
 # Of torch, of named tuples, of zuko and of the operating system.
 FOREIGN_PRIVATE = {
     "_asdict", "_fields", "_replace", "_backward_hooks", "_buffers", "_conv_forward", "_exit",
-    "_foreach_copy_", "_forward_hooks", "_forward_pre_hooks", "_fused_adam_", "_inductor",
-    "_modules", "_name", "_parameters", "_reversed_padding_repeated_twice", "_schema",
+    "_foreach_copy_", "_forward_hooks", "_forward_pre_hooks", "_functorch", "_fused_adam_",
+    "_inductor", "_modules", "_name", "_parameters", "_reversed_padding_repeated_twice", "_schema",
     "_standard_gamma", "_validate_args", "_version",
 }  # fmt: skip
 

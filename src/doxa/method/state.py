@@ -580,7 +580,8 @@ def _gradient(
         if known is not None and not known.of_prior and "theta" in known.add:
             raise NeedsRow
         output = (value * own.per_example if loss else value).sum()
-        grads = torch.autograd.grad(output, list(leaves.values()), allow_unused=True)
+        with nullcontext() if memory is None else memory:  # for parts that are computed again
+            grads = torch.autograd.grad(output, list(leaves.values()), allow_unused=True)
     prior = None
     if known is not None and known.of_prior:
         prior = own.prior[0] if own.prior.runs else own.prior

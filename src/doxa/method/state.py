@@ -458,7 +458,7 @@ class GradientMemory(TorchFunctionMode):
         """The name of the weight, if its gradient may be written to this memory."""
         if not (type(x) is type(weight) is Tensor and x.ndim > 1 and weight.requires_grad):
             return None
-        if torch.is_autocast_enabled(x.device.type) or _in_transform():
+        if torch.is_autocast_enabled(x.device.type) or _in_transform() or _in_checkpoint():
             return None
         name = self.weights.get(weight.data_ptr())
         return name if weight.is_contiguous() and x.dtype == weight.dtype else None
@@ -473,6 +473,11 @@ def _linear(
 def _in_transform() -> bool:
     """Whether a transform of `torch.func` is active."""
     return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def _in_checkpoint() -> bool:
+    """Whether saved tensors have hooks, as in a part that the backward pass computes again."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 _REUSED = 1 << 18  # numbers of a tensor from which the memory of its gradient is used again
@@ -580,8 +585,7 @@ def _gradient(
         if known is not None and not known.of_prior and "theta" in known.add:
             raise NeedsRow
         output = (value * own.per_example if loss else value).sum()
-        with nullcontext() if memory is None else memory:  # for parts that are computed again
-            grads = torch.autograd.grad(output, list(leaves.values()), allow_unused=True)
+        grads = torch.autograd.grad(output, list(leaves.values()), allow_unused=True)
     prior = None
     if known is not None and known.of_prior:
         prior = own.prior[0] if own.prior.runs else own.prior

@@ -1,6 +1,6 @@
 """A network of 21 million weights: time of a step and memory of a fit, beside plain PyTorch.
 
-    python -m benchmarks.large [--rows map,ivon,sgld,sghmc,mean-field,memory] [--out FILE]
+    python -m benchmarks.large [--rows map,ivon,sgld,sghmc,mean-field,local,memory,epilogue]
 
 The network is 1024-4096-4096-10, in batches of 32, on one thread. All figures are ratios.
 
@@ -13,11 +13,15 @@ ratio is that to a plain step and one draw.
 **Memory.** Each row has a process of its own. The peak is that of the resident memory above the
 memory of the process in which the network and one pass through it exist already. `announced` is
 the estimate with which `fit` decides whether it starts.
+
+**Epilogue.** The time after the last step (the bound, and the checks of the posterior), beside
+1,000 steps.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import platform
@@ -45,7 +49,9 @@ METHODS: dict[str, Callable[[], Any]] = {
     "sgld": lambda: doxa.SGLD(draws=1, burn_in=39, thin=1),
     "sghmc": lambda: doxa.SGHMC(draws=1, burn_in=39, thin=1),
     "mean-field": lambda: doxa.MeanField(average=0.0, elbo_samples=1),
+    "local": lambda: doxa.MeanField(average=0.0, elbo_samples=1, estimator="local"),
 }
+EPILOGUES = ("mean-field", "ivon")
 DRAWS = ("ivon", "sgld", "sghmc")  # a normal per weight per step
 STEPS = 70
 
@@ -84,6 +90,10 @@ def fit(net: nn.Module, name: str, **options: Any) -> Any:
     return doxa.fit(net, rows(), METHODS[name](), **settings)
 
 
+class _Enough(Exception):
+    """All steps have been timed: what comes after them is not."""
+
+
 def seconds(call: Callable[[], Any]) -> float:
     began = time.perf_counter()
     call()
@@ -105,13 +115,31 @@ def timed(name: str) -> Row:
             steps = [seconds(plain) for _ in range(5)]
             others.append((statistics.median(steps), seconds(numbers.normal_)))
         marks.append((step, ended, time.perf_counter()))
+        if step >= STEPS:
+            raise _Enough
 
-    fit(net, name, callbacks=[beside])
+    with contextlib.suppress(_Enough):
+        fit(net, name, callbacks=[beside])
     ours = [(b[1] - a[2]) / (b[0] - a[0]) for a, b in itertools.pairwise(marks) if b[0] - a[0] > 1]
     step, draw = (statistics.median(v) for v in zip(*others, strict=True))
     own = statistics.median(ours)
     base = step + draw if name in DRAWS else step
     return {"work": name, "plain": step, "draw": draw, "doxa": own, "ratio": own / base}
+
+
+def epilogue(name: str, held_out: bool) -> Row:
+    """The time after the last step of a fit, beside that of 1,000 steps."""
+    marks: list[float] = []
+
+    def noted(_step: int, _info: Any) -> None:
+        marks.append(time.perf_counter())
+
+    fit(network(), name, steps=40, validation=0.1 if held_out else None, callbacks=[noted])
+    after = time.perf_counter() - marks[-1]
+    steps = statistics.median(b - a for a, b in itertools.pairwise(marks)) / 10 * 1000
+    return {
+        "work": name, "held_out": held_out, "after": after, "steps": steps, "ratio": after / steps,
+    }  # fmt: skip
 
 
 def resident(key: str) -> int:
@@ -177,7 +205,7 @@ def show_memory(row: Row) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rows", default=",".join([*METHODS, "memory"]))
+    parser.add_argument("--rows", default=",".join([*METHODS, "memory", "epilogue"]))
     parser.add_argument("--memory-of", default=",".join(METHODS), help="methods of the memory rows")
     parser.add_argument("--peak", help="be the process of one memory row")
     parser.add_argument("--held-out", action="store_true")
@@ -189,7 +217,14 @@ def main() -> None:
         return
     found = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
     for name in arguments.rows.split(","):
-        if name == "memory":
+        if name == "epilogue":
+            found[name] = [epilogue(m, held) for m in EPILOGUES for held in (False, True)]
+            for row in found[name]:
+                print(
+                    f"{row['work']:12s} {'held out' if row['held_out'] else '':9s} after the steps "
+                    f"{row['after']:.0f} s, 1,000 steps {row['steps']:.0f} s: {row['ratio']:.2f}×"
+                )
+        elif name == "memory":
             found[name] = memory(arguments.memory_of.split(","))
         else:
             found[name] = row = timed(name)

@@ -266,9 +266,10 @@ def private_reads(path: Path) -> Iterator[tuple[str, int]]:
 
 # Of torch, of named tuples, of zuko and of the operating system.
 FOREIGN_PRIVATE = {
+    "_autograd", "_top_saved_tensors_default_hooks",
     "_asdict", "_fields", "_replace", "_backward_hooks", "_buffers", "_conv_forward", "_exit",
-    "_foreach_copy_", "_forward_hooks", "_forward_pre_hooks", "_fused_adam_", "_inductor",
-    "_modules", "_name", "_parameters", "_reversed_padding_repeated_twice", "_schema",
+    "_foreach_copy_", "_forward_hooks", "_forward_pre_hooks", "_functorch", "_fused_adam_",
+    "_inductor", "_modules", "_name", "_parameters", "_reversed_padding_repeated_twice", "_schema",
     "_standard_gamma", "_validate_args", "_version",
 }  # fmt: skip
 

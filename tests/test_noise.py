@@ -300,8 +300,23 @@ def test_a_large_row_has_the_bits_of_the_formula(
     noise = Noise(0, "x", ["a", "b"], dtype=dtype)
     want = noise.normal((size,), 5, 2)
     monkeypatch.setattr("doxa.noise._ROW", 1)
+    monkeypatch.setattr("doxa.noise._ROWS", 1)
     monkeypatch.setattr("doxa.noise._BLOCK", 1 << 14)
     assert torch.equal(noise.normal((size,), 5, 2), want)
+
+
+@pytest.mark.parametrize("size", [1000, 16_384, 40_003])
+def test_an_alternating_row_in_blocks_is_the_row(size: int) -> None:
+    """All eight steps that share a draw, the next one, and blocks that go past its end."""
+    first, second = (PrefetchedNoise(Noise(0, "x", ["0/0", "0/1"])) for _ in range(2))
+    for t in range(9):
+        step = torch.tensor(t)
+        want, row = first.alternating((size,), step, 1), second.alternating_row(size, step, 1)
+        for member in (0, 1):
+            parts = [
+                row.columns(member, start, min(start + 999, size)) for start in range(0, size, 999)
+            ]
+            assert torch.equal(row.sign * torch.cat(parts), want[member])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -37,7 +37,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _GOLDEN = 0x9E3779B9 - (1 << 32)
-_ROW = 1 << 20  # numbers of a row that is drawn in blocks
+_ROW, _ROWS = 1 << 16, 1 << 20  # numbers of a row, and of all rows, that are drawn in blocks
 _BLOCK = 1 << 16  # pairs of them in a block
 _SMALL = 1 << 18  # largest size in bytes of a cached draw; 64 draws are cached, at most 16 MB
 
@@ -303,6 +303,7 @@ class Noise:
         half = (size + 1) // 2
         if (
             size >= _ROW
+            and size * len(self.members) >= _ROWS
             and self.device.type == "cpu"
             and not (isinstance(step, Tensor) and step.ndim)
         ):
@@ -411,6 +412,26 @@ class Request(NamedTuple):
     call: int
 
 
+class Alternating(NamedTuple):
+    """The numbers of `alternating` for a row of each member, without a copy for each step: the
+    numbers of a row, from a position on and then from its beginning, times a sign. The row is
+    overwritten in a later step."""
+
+    numbers: Tensor  # [M, P]
+    first: int = 0
+    sign: float = 1.0
+
+    def columns(self, member: int, start: int, stop: int) -> Tensor:
+        """The numbers of some columns of a member, without the sign."""
+        row = self.numbers[member]
+        start, stop = start + self.first, stop + self.first
+        if stop <= len(row):
+            return row[start:stop]
+        if start >= len(row):
+            return row[start - len(row) : stop - len(row)]
+        return torch.cat([row[start:], row[: stop - len(row)]])
+
+
 class PrefetchedNoise:
     """The numbers of a stage's steps, with the interface of `Noise`."""
 
@@ -422,6 +443,7 @@ class PrefetchedNoise:
         self._root = self if root is None else root
         self._sources: dict[tuple[object, ...], PrefetchedNoise] = {}
         self._readers: dict[Request, Callable[[int], Tensor]] = {}
+        self._rows: dict[tuple[int, int], tuple[int, Tensor]] = {}  # drawn in the block of a step
         self._generator = torch.Generator()
         self._asked: dict[Request, None] | None = None
         self._given: Mapping[Request, Tensor] | None = None
@@ -437,6 +459,23 @@ class PrefetchedNoise:
         numbers, each shifted by a quarter of a row: at each position they are still normal, and
         uncorrelated between pairs of steps."""
         return self._number("alternating", shape, step, call)
+
+    def alternating_row(self, size: int, step: Tensor, call: int = 0) -> Alternating:
+        """The same numbers as `alternating` of one axis, for steps that read them in blocks."""
+        if size < _MANY:
+            return Alternating(self.alternating((size,), step, call))
+        noise, stride = self.noise, size // _WINDOWS // 16 * 16
+        turn, phase = divmod(int(step), 2 * _WINDOWS)
+        held = self._rows.get((size, call))
+        if held is None:
+            row = torch.empty(len(noise.members), size, device=self.device, dtype=self.dtype)
+            held = self._rows[size, call] = -1, row
+        if held[0] != turn:
+            for m in range(len(noise.members)):
+                self._seed(m, call, turn)
+                held[1][m].normal_(generator=self._generator)
+            self._rows[size, call] = turn, held[1]
+        return Alternating(held[1], phase // 2 * stride, -1.0 if phase % 2 else 1.0)
 
     def uniform(self, shape: Sequence[int], step: Tensor, call: int = 0) -> Tensor:
         """[M, *shape] in (0, 1]."""
@@ -517,9 +556,8 @@ class PrefetchedNoise:
             return torch.stack(noise.keys(steps, request.call), -1)
         size = (len(members), length, *request.shape)
         numbers = torch.empty(size, device=self.device, dtype=self.dtype)
-        for m, member in enumerate(members):
-            name = ("ahead", noise.seed, noise.purpose, member, request.call, block)
-            self._generator.manual_seed(digest(*name) & 0xFFFFFFFF)
+        for m in range(len(members)):
+            self._seed(m, request.call, block)
             if request.kind != "uniform":
                 numbers[m].normal_(generator=self._generator)
             else:
@@ -527,6 +565,11 @@ class PrefetchedNoise:
         if request.kind == "uniform":
             numbers = numbers.neg_().add_(1.0)  # (0, 1] in place of [0, 1)
         return numbers.transpose(0, 1).contiguous()
+
+    def _seed(self, member: int, call: int, block: int) -> None:
+        """Begin the numbers of a member for a call in a block of steps."""
+        name = ("ahead", self.noise.seed, self.noise.purpose, self.noise.members[member], call)
+        self._generator.manual_seed(digest(*name, block) & 0xFFFFFFFF)
 
     def stream(self, member: int, size: int, step: Tensor, call: int) -> Callable[[int], Tensor]:
         """The numbers of a row, `normal((size,), step, call)[member]`, in order: a function of how

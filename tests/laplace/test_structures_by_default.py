@@ -15,13 +15,13 @@ from doxa.priors import StudentTPrior
 X = torch.randn(450, 6, generator=torch.Generator().manual_seed(0))
 Y = X[:, :1]
 FEW = slice(200)
-LIMITS = (status._FULL, status._MOST_FULL)
+LIMITS = (status.FULL, status._MOST_FULL)
 
 
 @pytest.fixture(autouse=True)
 def _limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Smaller ones, so that matrices are made quickly: 300 weights, or rows × outputs, and 900."""
-    monkeypatch.setattr(status, "_FULL", 300)
+    monkeypatch.setattr(status, "FULL", 300)
     monkeypatch.setattr(status, "_MOST_FULL", 900)
 
 

@@ -14,6 +14,7 @@ from peak_memory import network, rows
 from short import short_settings
 
 import doxa
+from benchmarks.memory_plan import in_process
 from doxa.data.rows import free_memory
 from doxa.errors import MemoryBudgetError
 from doxa.method.method import Workload
@@ -130,3 +131,58 @@ def test_a_plan_is_right_within_15_percent(name: str, hidden: int, members: int)
         if 0.85 < ratios[-1] < 1.15:
             return
     raise AssertionError(f"planned over measured: {ratios}")
+
+
+BY_PLAN = [("map loop", 300), ("mean-field", 512), ("laplace diagonal", 256), ("laplace full", 20)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "hidden"), BY_PLAN)
+def test_what_plan_announces_is_right_within_15_percent(name: str, hidden: int) -> None:
+    """As `python -m benchmarks.memory_plan`; the smallest of up to three deviations."""
+    if not Path("/proc/self/status").exists():
+        pytest.skip("needs /proc")
+    ratios: list[float] = []
+    for _ in range(3):
+        ratios.append(in_process(name, hidden)["ratio"])
+        if 0.85 < ratios[-1] < 1.15:
+            return
+    raise AssertionError(f"planned over measured: {ratios}")
+
+
+ADVICE = [
+    ("sgld", 300, {"draws_budget": 0}, "draws_budget=0 (draws on disk)"),
+    ("laplace diagonal", 256, {"subset": "last_layer"}, 'subset="last_layer"'),
+    ("deep-ensemble loop", 300, {"members": [0]},
+     "one member at a time, with members=[0], members=[1], …"),
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "hidden", "changes", "text"), ADVICE)
+def test_advice_that_is_followed_takes_less(
+    name: str, hidden: int, changes: dict[str, Any], text: str
+) -> None:
+    """The plan with the change is what was promised, and the measured peak is smaller."""
+    if not Path("/proc/self/status").exists():
+        pytest.skip("needs /proc")
+    before, after = in_process(name, hidden), in_process(name, hidden, changes)
+    assert after["planned"] == before["smaller"][text] < before["planned"]
+    assert after["peak"] < before["peak"]
+
+
+def test_a_plan_of_laplace_has_its_curvature_and_draws() -> None:
+    """Of 1,121 weights: nine matrices in double precision. Of a diagonal, no matrix."""
+    options: dict[str, Any] = {"validation": 0.1, "likelihood": "gaussian"}
+    full, diagonal = (
+        doxa.plan(network(16), rows(), doxa.Laplace(structure=kind), **options)
+        for kind in ("full", "diagonal")
+    )
+    weights = full.weights - 1  # without learned noise
+    assert full.bytes - diagonal.bytes == 8 * (9 * weights**2 - 3 * weights)
+    drawn = 2 * 100 * 4 * weights
+    assert diagonal.bytes > drawn
+    alone = doxa.plan(
+        network(16), rows(), doxa.Laplace(structure="full"), subset="last_layer", **options
+    )
+    assert full.smaller['subset="last_layer"'] == alone.bytes < full.bytes / 10

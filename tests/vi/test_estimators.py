@@ -62,7 +62,7 @@ def test_rows_have_the_noise_of_weights_of_their_own(name: str, kind: str) -> No
     given: dict[str, Tensor] = {site: rows if noise_kind == "normal" else rows.sigmoid()}
     for i, (k, std) in enumerate(stds.items()):
         eps = normal(count, *std.shape, seed=3 + i)
-        given[f"{k}_away"] = (eps if kind == "flipout" else torch.ones_like(eps)) * std
+        given[f"{k}_away"] = eps * std if kind == "flipout" else std.square().expand_as(eps)
     y = vmap(lambda own: functional_call(layer, {**params, **own}, (x,)))(given)
     centre = plain(x).detach()
     jacobians = torch.func.jacrev(lambda p: functional_call(plain, p, (x,)))(params)

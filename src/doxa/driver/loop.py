@@ -39,7 +39,7 @@ from doxa.engine.engine import threads_for, threads_outside
 from doxa.engine.execute import Executor, choose_executor
 from doxa.errors import CorruptedArtefact, MethodError, StoreError
 from doxa.linalg.layout import LARGE
-from doxa.method import Clock, Info, Method, Run, Stage, State, slice_state
+from doxa.method import Clock, Info, Method, Run, Stage, State, release_memory, slice_state
 from doxa.noise import PrefetchedNoise, worthwhile
 from doxa.optim import schedule
 from doxa.store import DrawsFile
@@ -623,6 +623,7 @@ class Driver:
         at.modes[stage.name] = [steps, mode]
         if run.by_tensor:
             at.state, at.good = without_moments(at.state), {}
+            release_memory(run)
         if at.best:
             at.state = at.best
             never = [score == -math.inf for score in at.best_score or [0.0] * len(at.best_step)]

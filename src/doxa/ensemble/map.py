@@ -93,8 +93,14 @@ class MAP(Method):
     large_copies: ClassVar[tuple[float, float] | None] = (4.0, 1.0)  # θ, m, v, the last good θ; ∇
 
     def planned_bytes(self, work: Workload) -> int:
-        tiles = min(40 << 20, 3 * work.copy) if work.by_tensor else min(64 << 20, 24 * work.copy)
-        return super().planned_bytes(work) + tiles  # the predictions of all members at rows
+        """With the predictions of all members, and the models that they are compared with, as
+        measured (`python -m benchmarks.memory_plan`)."""
+        checks = min(64 << 20, (7 + 6 * work.members) << 20)
+        if not work.held_out:
+            checks = min(checks, 24 * work.copy)
+        if work.by_tensor:
+            checks = min(40 << 20, 4 * work.copy)
+        return super().planned_bytes(work) + checks
 
     def stages(self, run: Run) -> Iterable[Stage]:
         yield optimise(log_joint, run.steps)

@@ -59,7 +59,7 @@ from doxa.data import Batch
 from doxa.laplace import forms as scales
 from doxa.laplace import forms as statistics
 from doxa.laplace import mean_correction, status
-from doxa.laplace.curvature import Jacobians, Outputs, output_size
+from doxa.laplace.curvature import Jacobians, Outputs, chunk_bytes, output_size
 from doxa.laplace.forms import (
     CHOSEN,
     NOISE,
@@ -92,7 +92,7 @@ from doxa.method import (
     optimise,
     slice_state,
 )
-from doxa.method.method import Alternatives, flag, one_of, positive, whole
+from doxa.method.method import Alternatives, Workload, flag, one_of, positive, whole
 from doxa.method.state import joined
 from doxa.posterior import Posterior
 
@@ -148,6 +148,7 @@ _MATRIX = Matrix(diagonal=False)
 
 
 EVIDENCE_ROUNDS = 3
+_DRAWN = 100  # functions that predict held-out rows: normals, and the weights from them
 
 
 def evidence_stage(run: Run, sums: Sums, tunes: bool, count: int) -> Stage:
@@ -315,6 +316,30 @@ class Laplace(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         status.check_settings(self)
+
+    def planned_bytes(self, work: Workload) -> int:
+        """The peak of training, or of the curvature and the predictions after it."""
+        p, m = work.uncertain, work.members
+        block = min(chunk_bytes(torch.device("cpu")), work.rows * m * work.outputs * p * 8)
+        each = 1 if self.structure in ("auto", "kronecker") else 2
+        drawn = each * _DRAWN * m * p * work.itemsize if work.held_out else 0
+        after = int(1.5 * block) + drawn + m * self._matrix_bytes(work)
+        return max(super().planned_bytes(work), after)
+
+    def _matrix_bytes(self, work: Workload) -> int:
+        """Sums, copies and factors of the curvature of one member, in double precision; those of
+        the blocks of layers are not counted."""
+        p, few = work.uncertain, work.rows * work.outputs
+        structure = self.structure
+        if self.subnetwork is not None:
+            p, structure = min(p, self.subnetwork), "full"
+        if structure == "auto":
+            structure = "full" if p <= status.FULL else "kronecker"
+        sizes = {
+            "full": 9 * p**2, "functional": 5 * few**2, "kronecker": 3 * (work.factors + p),
+            "low-rank": 4 * self.rank * p, "diagonal": 3 * p,
+        }  # fmt: skip
+        return 8 * sizes.get(structure, 0)
 
     def init(self, run: Run) -> State:
         method = self._settled(run)

@@ -259,7 +259,7 @@ class HeldOut:
         return chosen, "validation"
 
 
-_FULL = 2000  # number of weights for which a full matrix takes about three seconds
+FULL = 2000  # number of weights for which a full matrix takes about three seconds
 _MOST_FULL = 5000  # the same for half a minute
 _EXACT = 10  # outputs of a row whose curvature is exact by default
 
@@ -309,7 +309,7 @@ def choose_structure(method: Laplace, run: Run) -> str:
         return method.structure
     weights = len(run.subset_index)
     needed = method.newton_steps or method.curvature == "hessian" or method.subnetwork is not None
-    if needed or weights <= _FULL:
+    if needed or weights <= FULL:
         return "full"
     if method.curvature != "sampled" and _few_rows(method, run):
         return "functional"
@@ -342,7 +342,7 @@ def _few_rows(method: Laplace, run: Run) -> bool:
     longest = max(run.rows.counts)
     if (
         run.rows.stream is not None
-        or longest * output_size(run.net.output) > _FULL
+        or longest * output_size(run.net.output) > FULL
         or not run.prior.is_gaussian
     ):
         return False

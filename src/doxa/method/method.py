@@ -124,6 +124,9 @@ class Workload:
     recomputed : int
         What `activations` would be with recompute="blocks"; 0 if it is not known, or if parts are
         computed again already.
+    factors : int
+        Numbers in the Kronecker factors of one network: the squares of the inputs and of the
+        outputs of each tensor of uncertain weights.
     """
 
     members: int
@@ -145,6 +148,7 @@ class Workload:
     moments: int = 2
     parts: bool = False
     recomputed: int = 0
+    factors: int = 0
 
     @classmethod
     def of(
@@ -155,13 +159,15 @@ class Workload:
         model = problem.model
         brought = sum(module.layout.size for module in problem.modules.values())
         uncertain = weights = problem.layout.size
-        features = activations = recomputed = 0
+        features = activations = recomputed = factors = 0
         if model is not None:
             brought += model.layers.size
             uncertain = problem.layout.select(model.subset_names).size
             activations, recomputed = model.row_bytes, model.recomputed_bytes
             if model.recomputed:
                 activations, recomputed = recomputed or activations, 0
+            shapes = [e.shape for e in problem.layout.select(model.subset_names).entries]
+            factors = sum(s[0] ** 2 + math.prod(s[1:]) ** 2 for s in shapes if len(s) > 1)
             last = [e.shape for e in problem.layout.entries if e.name == f"{model.head}.weight"]
             features = last[0][-1] if last else 0
         if draws_budget is None:
@@ -170,7 +176,7 @@ class Workload:
             members, weights, uncertain, brought, max(map(len, data.rows)), _count(inputs),
             _count(output), features, batch, torch.finfo(data.dtype).bits // 8, draws_budget,
             by_tensor, data.validation is not None, activations, at_once, microbatch, moments,
-            parts, recomputed,
+            parts, recomputed, factors,
         )  # fmt: skip
 
     @property
@@ -190,14 +196,13 @@ class Workload:
 
 
 def drawn_bytes(draws: int, work: Workload) -> int:
-    """The memory of a prediction with this number of drawn weights: four numbers for each while it
-    is drawn, in groups of at most 256 MiB, of which two are there at a time
-    (`posterior/weights.py`)."""
-    one, each = 4 * work.uncertain * work.itemsize, -(-draws // work.members)
-    most = max(1, (256 << 20) // max(1, one))
+    """The memory of a prediction with this number of drawn weights, as measured: some numbers for
+    each, in groups of at most 256 MiB / 4 of weights (`posterior/weights.py`)."""
+    one, each = work.uncertain * work.itemsize, -(-draws // work.members)
+    most = max(1, (64 << 20) // max(1, one))
     if work.members * each <= most:
-        return one * work.members * each
-    return 2 * one * min(each, most)
+        return 3 * one * work.members * each
+    return int(3.4 * one * min(each, most))
 
 
 def planned_parts(method: Method, work: Workload) -> dict[str, int]:
@@ -245,7 +250,8 @@ def smaller_plans(method: Method, work: Workload) -> dict[str, int]:
     if not work.parts:
         changes["one member at a time, with members=[0], members=[1], …"] = single
     if work.features and work.uncertain > (last := (work.features + 1) * work.outputs):
-        changes['subset="last_layer"'] = replace(work, uncertain=last)
+        factors = work.outputs**2 + work.features**2
+        changes['subset="last_layer"'] = replace(work, uncertain=last, factors=factors)
     now = sum(planned_parts(method, work).values())
     found = {text: sum(planned_parts(method, own).values()) for text, own in changes.items()}
     worth = {text: size for text, size in found.items() if size < 0.95 * now}

@@ -310,6 +310,9 @@ class Run:
     @cached_property
     def subset_prior(self) -> BoundPrior:
         """The prior of the uncertain weights alone, as an evidence or a bound on it needs it."""
+        where = self.subset_where
+        if isinstance(where, slice) and where != slice(0, self.layout.size):
+            return self.prior.of_slice(where)
         return self.prior.of(self.subset_index)
 
     def once(self, what: str, make: Callable[[], T]) -> T:

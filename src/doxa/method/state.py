@@ -17,17 +17,20 @@ name belongs to the method that made it, or to the optimiser.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from doxa.data import Batch, batch_rows
 from doxa.errors import MethodError
 from doxa.linalg.layout import LARGE, NeedsRow, SplitRow
-from doxa.noise import Noise, PrefetchedNoise
+from doxa.noise import Alternating, Noise, PrefetchedNoise
 from doxa.priors import BoundPrior
 
 if TYPE_CHECKING:
@@ -87,6 +90,14 @@ class Clock:
         step before: this halves the cost, and odd functions of them cancel over two steps."""
         self.calls[0] += 1
         return self.source.alternating(shape, self.t, self.calls[0])
+
+    def alternating_row(self, size: int) -> Alternating:
+        """The same numbers as `alternating` [M, size], for a step that reads them in blocks of
+        columns."""
+        self.calls[0] += 1
+        if isinstance(self.source, PrefetchedNoise):
+            return self.source.alternating_row(size, self.t, self.calls[0])
+        return Alternating(self.source.alternating((size,), self.t, self.calls[0]))
 
     def uniform(self, *shape: int) -> Tensor:
         """Uniforms in (0, 1], [M, *shape]."""
@@ -358,6 +369,7 @@ class TensorGradient:
     where: slice  # its columns
     grad: Tensor  # [p]
     prior: BoundPrior | None  # the prior whose gradient is to be added
+    name: str = "theta"  # the rows that it is the gradient of
 
     def of(self, rows: Tensor) -> Tensor:
         """The view [p] of rows [M, P] that this is the gradient of."""
@@ -382,16 +394,115 @@ class TensorGradient:
             yield replace(self, where=slice(first, first + len(grad)), grad=grad)
 
 
+class _Linear(torch.autograd.Function):
+    """A linear layer whose gradient by the weight is written to memory that exists already."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, out: Callable[[], Tensor]
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.out = out
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None, None]:
+        x, weight = ctx.saved_tensors
+        rows, grad = x.flatten(0, -2), grads[0].flatten(0, -2)
+        by_x = grad.mm(weight).view(x.shape) if ctx.needs_input_grad[0] else None
+        by_weight = torch.mm(grad.t(), rows, out=ctx.out())
+        return by_x, by_weight, grad.sum(0) if ctx.needs_input_grad[2] else None, None
+
+
+class GradientMemory(TorchFunctionMode):
+    """The memory of the gradients of large linear layers, used again in each step.
+
+    Most of the time of a product of 32 rows that makes a gradient of 64 MiB is that of its new
+    pages. Within this context, such gradients are written to the memory of those of the step
+    before. The products, and so their bits, are the same. A weight that is used twice in a pass
+    has new memory for its second gradient, because autograd adds the two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: dict[Hashable, Tensor] = {}
+        self.weights: dict[int, Hashable] = {}  # of this pass, by the place of their values
+        self.used: set[Hashable] = set()
+
+    def of(self, parts: Mapping[Any, Tensor]) -> GradientMemory:
+        """The memory for a pass with these weights, [1, ...] each."""
+        large = {name: v for name, v in parts.items() if v.ndim == 3 and v.numel() >= _REUSED}
+        self.weights = {value.data_ptr(): name for name, value in large.items()}
+        self.used.clear()
+        return self
+
+    def _out(self, name: Hashable, like: Tensor) -> Tensor:
+        if name in self.used:
+            return like.new_empty(like.shape)
+        self.used.add(name)
+        if name not in self.held:
+            self.held[name] = like.new_empty(like.shape)
+        return self.held[name].view(like.shape)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is F.linear:
+            x, weight, bias = _linear(*args, **(kwargs or {}))
+            name = self._name(x, weight)
+            if name is not None:
+                out = lambda: self._out(name, weight)  # noqa: E731
+                return _Linear.apply(x, weight, bias, out)  # type: ignore[no-untyped-call]
+        return func(*args, **(kwargs or {}))
+
+    def _name(self, x: Tensor, weight: Tensor) -> Hashable | None:
+        """The name of the weight, if its gradient may be written to this memory."""
+        if not (type(x) is type(weight) is Tensor and x.ndim > 1 and weight.requires_grad):
+            return None
+        if torch.is_autocast_enabled(x.device.type) or _in_transform() or _in_checkpoint():
+            return None
+        name = self.weights.get(weight.data_ptr())
+        return name if weight.is_contiguous() and x.dtype == weight.dtype else None
+
+
+def _linear(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    return input, weight, bias
+
+
+def _in_transform() -> bool:
+    """Whether a transform of `torch.func` is active."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def _in_checkpoint() -> bool:
+    """Whether saved tensors have hooks, as in a part that the backward pass computes again."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+_REUSED = 1 << 18  # numbers of a tensor from which the memory of its gradient is used again
+_OF_STEPS = "steps: "  # begins the names of what steps keep in `run.cached` until their stage ends
+_MEMORY = _OF_STEPS + "memory of gradients"
+
+
+def release_memory(run: Run) -> None:
+    """Free the memory that the steps of a stage have used again and again."""
+    for name in [k for k in run.cached if isinstance(k, str) and k.startswith(_OF_STEPS)]:
+        del run.cached[name]
+
+
 def gradients_by_tensor(
     run: Run, objective: Objective, params: State, batch: Batch, clock: Clock,
     use: Callable[[list[TensorGradient]], None], loss: bool = False,
+    over: Sequence[str] = ("theta",),
 ) -> tuple[Tensor, State] | None:  # fmt: skip
     """The gradients of a large network by θ (`Run.by_tensor`), without a copy of a row of weights.
 
     A new row of 21 million weights takes longer to allocate than to compute, because its pages are
     mapped at the first write. So the leaves of the graph are views of the row. `use` is called with
     the gradients of one member after the other, of the objective, or of the `loss`, −1/n times
-    the objective. It adds the gradient of the prior, and may overwrite θ.
+    the objective. It adds the gradient of the prior, and may overwrite θ. `over` names all rows in
+    the layout of θ that have gradients.
 
     Returns the value of each member, [M], without the log prior if the clock does not report it,
     and the entries of the state that the pass changed. None if the objective uses rows of weights
@@ -402,14 +513,17 @@ def gradients_by_tensor(
         return None
     called, values, changes = list(clock.calls), [], []
     size = run.settings.microbatch
+    memory: GradientMemory = run.once(_MEMORY, GradientMemory)
     for part in run.engine.chunks(run.size):
         at = clock.select_members(part)
         try:
             if size is None or size >= batch_rows(batch):
-                found, value, changed = _gradient(run, objective, params, batch, at, part, loss)
+                found, value, changed = _gradient(
+                    run, objective, params, batch, at, part, loss, over, memory
+                )
             else:
                 found, value, changed = _of_pieces(
-                    run, objective, params, batch, at, part, loss, size
+                    run, objective, params, batch, at, part, loss, over, size
                 )
         except NeedsRow:  # the gradient is taken by rows, here and in all further steps
             run.cached[key] = True
@@ -425,14 +539,14 @@ def gradients_by_tensor(
 
 def _of_pieces(
     run: Run, objective: Objective, params: State, batch: Batch, clock: Clock, part: slice,
-    loss: bool, size: int,
+    loss: bool, over: Sequence[str], size: int,
 ) -> tuple[list[TensorGradient], Tensor, State]:  # fmt: skip
     """As `_gradient`, accumulated over pieces of at most `size` rows."""
     found: list[TensorGradient] = []
 
     def each(params: State, piece: Batch, at: Clock) -> tuple[Tensor, State, State]:
         share = batch_rows(piece) / batch_rows(batch)
-        own, value, changed = _gradient(run, objective, params, piece, at, part, loss)
+        own, value, changed = _gradient(run, objective, params, piece, at, part, loss, over)
         if not found:
             for one in own:
                 one.grad.mul_(share)
@@ -453,14 +567,16 @@ def _of_pieces(
 
 def _gradient(
     run: Run, objective: Objective, params: State, batch: Batch, clock: Clock, part: slice,
-    loss: bool,
+    loss: bool, over: Sequence[str], memory: GradientMemory | None = None,
 ) -> tuple[list[TensorGradient], Tensor, State]:  # fmt: skip
     own, rows = run.select_members(part), batch if run.size == 1 else batch.members(part)
     theta = params["theta"][part].detach()
     with torch.enable_grad(), run.recomputing():
-        row = SplitRow.of(theta, run.layout)
-        given = {**slice_state(params, part), "theta": row}
-        value, changed, *rest = objective(own, given, rows, clock)
+        rows_of = {name: SplitRow.of(params[name][part].detach(), run.layout) for name in over}
+        given = {**slice_state(params, part), **rows_of}
+        leaves = {(k, name): leaf for k, row in rows_of.items() for name, leaf in row.parts.items()}
+        with nullcontext() if memory is None else memory.of(leaves):
+            value, changed, *rest = objective(own, given, rows, clock)
         known: AnalyticGradient | None = rest[0] if rest else None
         if value.shape != (1,):
             raise MethodError(
@@ -469,8 +585,7 @@ def _gradient(
         if known is not None and not known.of_prior and "theta" in known.add:
             raise NeedsRow
         output = (value * own.per_example if loss else value).sum()
-        leaves = list(row.parts.values())
-        grads = torch.autograd.grad(output, leaves, allow_unused=True)
+        grads = torch.autograd.grad(output, list(leaves.values()), allow_unused=True)
     prior = None
     if known is not None and known.of_prior:
         prior = own.prior[0] if own.prior.runs else own.prior
@@ -480,8 +595,10 @@ def _gradient(
     if known is not None and clock.reported:
         value = value + (own.prior.log_prob(theta) if known.of_prior else known.value)
     found = []
-    for where, leaf, grad in zip(run.layout.slices.values(), leaves, grads, strict=True):
+    for ((k, name), leaf), grad in zip(leaves.items(), grads, strict=True):
+        where, own_prior = run.layout.slices[name], prior if k == "theta" else None
         grad = torch.zeros_like(leaf) if grad is None else grad
         # contiguous, because fused optimisers ignore strides
-        found.append(TensorGradient(part.start, where, grad.contiguous().view(-1), prior))
+        flat = grad.contiguous().view(-1)
+        found.append(TensorGradient(part.start, where, flat, own_prior, k))
     return found, value, changed

@@ -96,7 +96,7 @@ def local_deviation(layer: Any, x: Tensor, variance: Tensor, bias: Tensor | None
 
 class Spread(MethodLayer):
     """Mixin of layers with Gaussian weights. `weight_away` and `bias_away` are set if they are
-    uncertain: standard deviations of a `Local` layer, differences of a `Flipout` layer."""
+    uncertain: variances of a `Local` layer, differences of a `Flipout` layer."""
 
     given: ClassVar[tuple[str, ...]] = ("weight_away", "bias_away")
     row_noise: ClassVar[str]  # the buffer of the noise of rows
@@ -122,8 +122,8 @@ class Local(Spread):
         out: Tensor = super().forward(x)  # type: ignore[misc]
         if self.eps is None or self.weight_away is None:
             return out
-        bias = None if self.bias_away is None else self.bias_away.square()
-        return self.drawn(out, local_deviation(self, x, self.weight_away.square(), bias), self.eps)
+        std = local_deviation(self, x, self.weight_away, self.bias_away)
+        return self.drawn(out, std, self.eps)
 
     def drawn(self, mean: Tensor, std: Tensor, eps: Tensor) -> Tensor:
         """A draw of the output."""
@@ -140,8 +140,7 @@ class LocalLinear(Local):
         eps, away, bias = (slots.take(name) for name in ("eps", *self.given))
         if eps is None or away is None:
             return out, out_axis
-        bias = None if bias is None else bias.square()
-        variance = stacked_linear(h.square(), has_axis, away.square(), bias)
+        variance = stacked_linear(h.square(), has_axis, away, bias)
         return self.drawn(out, root(variance), eps), True
 
 

@@ -260,6 +260,25 @@ class BoundPrior:
             parts.append(Part(part.where, part.loc, family))
         return BoundPrior(parts, self.size)
 
+    def of_slice(self, where: slice) -> BoundPrior:
+        """The prior of contiguous elements, for flat vectors [..., p]. Without positions in memory,
+        where each part is contiguous and has one value of each setting."""
+        slices = [part.where for part in self.parts if isinstance(part.where, slice)]
+        if len(slices) < len(self.parts) or not all(part.family.constant for part in self.parts):
+            return self.of(torch.arange(where.start, where.stop))
+        parts = []
+        for part, own in zip(self.parts, slices, strict=True):
+            begin, end, _ = own.indices(self.size)
+            start, stop = max(begin, where.start), min(end, where.stop)
+            if start >= stop:
+                continue
+            like = next(iter(part.family.at.values()))
+            exact = part.family.some((..., slice(None)), stop - start)
+            family = type(part.family)(exact, like.device, like.dtype)
+            loc = None if part.loc is None else part.loc[start - begin : stop - begin]
+            parts.append(Part(slice(start - where.start, stop - where.start), loc, family))
+        return BoundPrior(parts, where.stop - where.start)
+
     def of(self, index: Tensor) -> BoundPrior:
         """The prior of some elements, given by their positions; for flat vectors [..., p]."""
         if len(index) == self.size and int(index[0]) == 0:  # ascending positions: all of them
@@ -303,10 +322,15 @@ class BoundPrior:
     def decay(self, where: slice) -> float | None:
         """The precision of the elements of a slice, where they have Gaussians of one precision,
         centred at 0: their score is then −precision · w. Otherwise None."""
+        return self.precision_in(where, centred=True)
+
+    def precision_in(self, where: slice, centred: bool = False) -> float | None:
+        """The precision of the elements of a slice, where they have Gaussians of one precision; if
+        `centred`, those centred at 0. Otherwise None."""
         for part in self.parts:
-            own = part.where
-            if _inside(where, own) and part.loc is None and isinstance(part.family, GaussianFamily):
-                return None if part.family.same is None else -part.family.same
+            if _inside(where, part.where) and isinstance(part.family, GaussianFamily):
+                same = part.family.same
+                return None if same is None or (centred and part.loc is not None) else -same
         return None
 
     def add_score_(self, grad: Tensor, flat: Tensor, where: slice, factor: float) -> None:

@@ -54,7 +54,7 @@ from torch.utils._pytree import tree_flatten
 from doxa.data import Batch, batch_rows
 from doxa.errors import ModelError
 from doxa.linalg.layout import Layout, Params
-from doxa.method import Clock, Problem, Run
+from doxa.method import Clock, Problem, Run, State
 from doxa.model import Model
 from doxa.model.layers import Site
 from doxa.model.model import Network
@@ -278,7 +278,8 @@ class Placed:
     """The uncertain weights whose layers have noise on rows, and those with noise on weights."""
 
     subset: Layout
-    buffers: dict[str, str]  # {weight: the buffer of its layer that takes its deviation}
+    buffers: dict[str, str]  # {weight: the buffer of its layer that takes its variance or σ ∘ ε}
+    local: frozenset[str]  # the weights of local layers
     sites: tuple[str, ...]  # names of the noise on rows
     drawn_in_subset: Tensor | None  # uncertain weights that normals are drawn for; None: all
     draws: int  # of each row, in one pass
@@ -302,7 +303,8 @@ class Placed:
                  for leaf in ("weight", "bias")}  # fmt: skip
         drawn = [name for name in subset.names if name not in local]
         return cls(
-            subset, {name: names[name] for name in subset.names if name in names}, sites,
+            subset, {name: names[name] for name in subset.names if name in names},
+            frozenset(local), sites,
             subset.index(drawn).to(run.device) if local else None, draws_of(run.problem),
             run.layout.index(rest).to(run.device), subset.index(rest).to(run.device),
         )  # fmt: skip
@@ -311,7 +313,7 @@ class Placed:
         self, run: Run, mean: Tensor, std: Tensor, eps: Tensor, batch: Batch, clock: Clock
     ) -> tuple[Tensor, Params]:
         """The weights of S passes [M, S, P], and the buffers of layers [M·S, ...], from normals ε
-        [M, S, `numbers`]. Local layers take standard deviations, flipout layers take σ ∘ ε."""
+        [M, S, `numbers`]. Local layers take variances, flipout layers take σ ∘ ε."""
         s = eps.shape[1]
         drawn = self.drawn_in_subset
         if drawn is None:
@@ -325,10 +327,27 @@ class Placed:
         if len(self.rest):
             theta = theta.index_add(-1, self.rest, rest)
         parts = self.subset.unflatten(away)
-        given = {buffer: parts[name].flatten(0, 1) for name, buffer in self.buffers.items()}
+        given = {
+            buffer: (parts[name].square() if name in self.local else parts[name]).flatten(0, 1)
+            for name, buffer in self.buffers.items()
+        }
         many, at = (run, clock) if s == 1 else (run.expand_particles(s), clock.expand_particles(s))
         rows = batch if s == 1 else batch.expand_particles(s)
         return theta, given | layer_noise(many, rows, at, self.sites)
+
+    @property
+    def all_local(self) -> bool:
+        """Whether all uncertain weights are those of local layers."""
+        return all(name in self.local for name in self.subset.names)
+
+    def log_likelihood(self, run: Run, params: State, batch: Batch, clock: Clock) -> Any:
+        """The log-likelihood with local noise in all layers, as an objective of the means "theta"
+        and the variances, two rows in the layout of the weights."""
+        parts = run.layout.unflatten(params["variance"])
+        given = {buffer: parts[name] for name, buffer in self.buffers.items()}
+        given |= layer_noise(run, batch, clock, self.sites)
+        fit = run.train(params["theta"], params, batch, None, **given)
+        return fit.value, fit.changed
 
     def numbers(self) -> int:
         """The number of normals per draw, without the noise of rows."""

@@ -42,9 +42,9 @@ from doxa.posterior import GaussianPosterior, Posterior
 from doxa.priors import FanInNormal
 
 LOG_2PI_E = math.log(2 * math.pi * math.e)
-# Copies of all weights, as measured (`python -m benchmarks.large`): at the peak of the bound of a
-# large network, and during a prediction.
-_LARGE_COPIES, _LARGE_STATE, _STATE = 21.0, 7.0, 22.0
+# Copies of all weights during a prediction, as measured (`python -m benchmarks.memory_plan`), of a
+# large and of a small network. Rows of fewer bytes that were freed stay in the process (malloc).
+_LARGE_STATE, _STATE, _RETURNED = 8.0, 22.0, 32 << 20
 
 
 @dataclass(frozen=True)
@@ -130,12 +130,16 @@ class VariationalGaussian(DrawnWeights):
     elbo_samples: int = whole(8, least=1)
 
     def planned_bytes(self, work: Workload) -> int:
-        """The peak of training and of the bound, or of the prediction of rows after it."""
-        large = work.by_tensor
-        training = (_LARGE_COPIES if large else self.copies) * work.copy
-        tiles = 0 if large else min(48 << 20, 24 * work.copy)
-        after = (_LARGE_STATE if large else _STATE) * work.copy + tiles
-        return int(max(training, after + drawn_bytes(self.predicted_draws, work)))
+        """The peak of training, or of the prediction of rows after it."""
+        drawn = drawn_bytes(self.predicted_draws, work)
+        if not work.by_tensor:
+            after = _STATE * work.copy + min(48 << 20, 24 * work.copy) + drawn
+            return int(max(self.copies * work.copy, after))
+        best = self.best_copies * work.held_out
+        every, one = self.large_copies or (self.copies, 0.0)
+        training = (every + one / work.members + best) * work.copy
+        small = work.copy < work.members * _RETURNED
+        return int(max(training, (training if small else _LARGE_STATE * work.copy) + drawn))
 
     @abstractmethod
     def init_shape(self, run: Run) -> State:
@@ -285,6 +289,20 @@ def moved(run: Run, mean: Tensor, away: Tensor) -> Tensor:
     if away.shape[-1] == mean.shape[-1]:
         return mean + away
     return mean + pad(away, (where.start, mean.shape[-1] - where.stop))
+
+
+BLOCK = 1 << 16  # numbers of a row that stay in the cache
+
+
+def columns(size: int) -> list[slice]:
+    """The columns of a row in blocks that stay in the cache."""
+    return [slice(start, min(start + BLOCK, size)) for start in range(0, size, BLOCK)]
+
+
+def fit_one(run: Run, params: State, batch: Batch, clock: Clock) -> Any:
+    """The log-likelihood at one draw θ of each member."""
+    fit = run.train(params["theta"], params, batch, None)
+    return fit.value, fit.changed
 
 
 def entropy(std: Tensor) -> Tensor:

@@ -60,7 +60,7 @@ from doxa.method import (
 from doxa.method.method import Alternatives, between, positive
 from doxa.optim import Adam
 from doxa.priors import FanInNormal
-from doxa.vi.gaussian import VariationalGaussian, moved
+from doxa.vi.gaussian import VariationalGaussian, columns, fit_one, moved
 
 _POINTS = 0.1  # Adam's rate for points, relative to the rate of the mean
 _FORGETS = 4  # length of the run over that of the Hessian's memory
@@ -93,6 +93,8 @@ class IVON(VariationalGaussian):
     name: ClassVar[str] = "ivon"
     default_rate: ClassVar[float] = 0.1
     state_copies: ClassVar[float | None] = 2.0  # the variance and the momentum
+    large_copies: ClassVar[tuple[float, float] | None] = (12.0, 1.0)  # as measured
+    best_copies: ClassVar[float] = 3.0  # the mean, the variance and the momentum
     shape: ClassVar[tuple[str, ...]] = ("variance",)
     alternatives: ClassVar[Alternatives] = Alternatives(
         FanInNormal(30.0), 1.0, ({"initial_curvature": 10.0}, {"initial_curvature": 100.0})
@@ -105,13 +107,15 @@ class IVON(VariationalGaussian):
     average: float = between(0.0, 0, 1, "[)")
 
     def init_shape(self, run: Run) -> State:
-        precision = run.subset_prior.precision
-        if precision is None:
+        prior = run.subset_prior
+        if not prior.is_gaussian:
             raise MethodError(
                 "ivon's steps need a Gaussian prior: prior=doxa.Normal(...); mean-field takes any"
             )
         heat = run.field(self, "temperature").unsqueeze(1)
         curvature = run.field(self, "initial_curvature") * run.n
+        precision = prior.precision if prior.shared_precision is None else prior.shared_precision
+        assert precision is not None
         variance = heat / (curvature.unsqueeze(1) + precision)
         return {"variance": variance.expand(run.size, len(run.subset_index)).clone()}
 
@@ -131,9 +135,7 @@ class IVON(VariationalGaussian):
         return linalg.Diagonal(params["variance"])
 
     def stages(self, run: Run) -> Iterable[Stage]:
-        kept = torch.ones(run.layout.size, dtype=torch.bool, device=run.device)
-        kept[run.subset_index] = False
-        points = kept.nonzero()[:, 0]  # positions of the weights that are not in q
+        points = _points(run)
         first = first_averaged(self.average, run.steps)
 
         def enter(run: Run, state: State) -> State:
@@ -193,17 +195,21 @@ class IVON(VariationalGaussian):
         self, run: Run, state: State, batch: Batch, clock: Clock, points: Tensor
     ) -> tuple[State, Tensor] | None:
         """The same step for a large network in blocks of columns, in place. None if the network is
-        not large, if some weights are points, or with several draws."""
-        if not run.by_tensor or len(points) or self.samples > 1:
+        not large, if points are not after all uncertain weights, or with several draws."""
+        uncertain = state["variance"].shape[1]
+        if not run.by_tensor or self.samples > 1 or run.subset_where != slice(0, uncertain):
             return None
         names = ("mean", "variance", "momentum")
         rows = {k: state[k] if clock.owned else state[k].clone() for k in names}
-        theta: Tensor = run.once("draws", lambda: torch.empty_like(rows["mean"]))
-        eps = clock.alternating(theta.shape[1])  # [M, P]
+        theta: Tensor = run.once("steps: draws", lambda: torch.empty_like(rows["mean"]))
+        eps = clock.alternating_row(uncertain)
+        theta[:, uncertain:] = rows["mean"][:, uncertain:]
+        slopes = torch.zeros_like(theta[:, uncertain:])  # of points
         for m in range(run.size):
-            for part in _columns(theta.shape[1]):
-                mean, variance = rows["mean"][m, part], rows["variance"][m, part]
-                torch.addcmul(mean, variance.sqrt(), eps[m, part], out=theta[m, part])
+            for part in columns(uncertain):
+                mean, std = rows["mean"][m, part], rows["variance"][m, part].sqrt()
+                own = eps.columns(m, part.start, part.stop)
+                torch.addcmul(mean, std, own, value=eps.sign, out=theta[m, part])
         share = (1 - self.beta1) / (1 - self.beta1 ** (clock.t.to(run.dtype) + 1))
 
         def use(gradients: list[TensorGradient]) -> None:
@@ -213,13 +219,18 @@ class IVON(VariationalGaussian):
             prior = prior[0] if prior.runs else prior
             rate = rate[m : m + 1] if rate.ndim else rate
             for tensor in gradients:
+                if tensor.where.start >= uncertain:
+                    whole = own.prior[0] if own.prior.runs else own.prior
+                    whole.add_score_(tensor.grad, tensor.of(rows["mean"]), tensor.where, 1.0)
+                    at = tensor.where.start - uncertain
+                    slopes[m, at : at + len(tensor.grad)] = tensor.grad
+                    continue
                 for block in tensor.blocks():
                     mean, variance, momentum = (block.of(rows[name]).unsqueeze(0) for name in names)
-                    grad, away = (
-                        v.unsqueeze(0) for v in (block.grad, block.of(eps) * variance[0].sqrt())
-                    )
+                    grad = block.grad.unsqueeze(0)
+                    away = variance.sqrt().mul_(eps.columns(m, block.where.start, block.where.stop))
                     new = self._variance(
-                        own, variance, away.unsqueeze(1), grad.unsqueeze(1), block.where
+                        own, variance, away.unsqueeze(1), grad.unsqueeze(1), block.where, eps.sign
                     )
                     move = momentum.lerp_(grad, share).clone()
                     prior.add_score_(move[0], mean[0], block.where, 1.0)
@@ -227,16 +238,24 @@ class IVON(VariationalGaussian):
                     mean.addcmul_(move.clamp_(-self.clip, self.clip), rate)
 
         params = {**state, "theta": theta}
-        given = gradients_by_tensor(run, _fit_one, params, batch, clock, use)
-        return None if given is None else ({**given[1], **rows}, given[0])
+        given = gradients_by_tensor(run, fit_one, params, batch, clock, use)
+        if given is None:
+            return None
+        value, new = given
+        if len(points):
+            other, rate = {"points": rows["mean"][:, points]}, _POINTS * clock.rate
+            descent = {"points": run.descent(slopes)}
+            new |= Adam().update(other, descent, state, rate, clock.t, clock.owned)
+            rows["mean"][:, uncertain:] = new.pop("points")
+        return {**new, **rows}, value
 
     def _variance(
         self, run: Run, variance: Tensor, away: Tensor, slope: Tensor,
-        columns: slice = slice(None),
+        columns: slice = slice(None), sign: float = 1.0,
     ) -> Tensor:  # fmt: skip
         """σ² after a step, in few passes over memory: 2σ²/(1 + u²), u = 1 + x. The smallest number
         is added, so that it never vanishes; to all but the smallest values this is less than
-        rounding."""
+        rounding. `sign` is a factor of `away`."""
         beta2, prior = self._kept(run.steps), run.subset_prior
         share = (1 - beta2) / run.setting(self, "temperature")
         kept, half, tiny = (
@@ -248,9 +267,9 @@ class IVON(VariationalGaussian):
             assert prior.precision is not None
             u = torch.addcmul(kept, variance, prior.precision[..., columns] * share)
         if isinstance(share, float) and away.shape[1] == 1:
-            u = torch.addcmul(u, away[:, 0], slope[:, 0], value=-share)
+            u = torch.addcmul(u, away[:, 0], slope[:, 0], value=-sign * share)
         else:
-            u = u - share * (away * slope).sum(1)
+            u = u - sign * share * (away * slope).sum(1)
         return torch.addcdiv(tiny, variance, torch.addcmul(half, u, u, value=0.5))
 
     def _kept(self, steps: int) -> float:
@@ -266,15 +285,15 @@ class IVON(VariationalGaussian):
         return self.log_likelihood_at(run, params, batch, params["draws"])
 
 
-def _columns(size: int, block: int = 1 << 16) -> list[slice]:
-    """Blocks of columns that stay in the cache."""
-    return [slice(start, start + block) for start in range(0, size, block)]
-
-
-def _fit_one(run: Run, params: State, batch: Batch, clock: Clock) -> Any:
-    """The log-likelihood at one draw θ of each member."""
-    fit = run.train(params["theta"], params, batch, None)
-    return fit.value, fit.changed
+def _points(run: Run) -> Tensor:
+    """The positions of the weights that are not in q."""
+    where, size = run.subset_where, run.layout.size
+    if isinstance(where, slice):
+        ends = torch.arange(where.start), torch.arange(where.stop, size)
+        return torch.cat(ends).to(run.device)
+    kept = torch.ones(size, dtype=torch.bool, device=run.device)
+    kept[where] = False
+    return kept.nonzero()[:, 0]
 
 
 def summed(each: Tensor) -> Tensor:

@@ -420,7 +420,7 @@ def fit(
         The held-out rows. They are used for early stopping, for the noise level, and to evaluate
         the fit. "auto": methods that can overfit hold out a part of the rows, a different part for
         each member; with one member and fewer than 600 rows (50, if the network has more than
-        20,000 weights), other networks hold out the parts (`driver/cross_fit.py`), and the fit has
+        20,000 weights), other networks hold out the parts (`driver/fits.py`), and the fit has
         all rows. None: all rows are used for training. A fraction of the rows, or a pair (x, y):
         the same held-out rows for all members.
     patience : int, default 20
@@ -873,7 +873,7 @@ def _cross_fit_parts(
     given: Given, specs: Sequence[RunSpec], ids: Sequence[int], earlier: Sequence[WeightPosterior],
     problem: Problem,
 ) -> int:  # fmt: skip
-    """The number of parts if one network is fitted to few rows, else 0 (`driver/cross_fit.py`).
+    """The number of parts if one network is fitted to few rows, else 0 (`driver/fits.py`).
 
     A network that starts from an earlier fit to these rows has seen all parts: there are none.
     """

@@ -38,7 +38,7 @@ def run_fit(
     If the folder `checkpoint` contains a checkpoint, the fit resumes from it with the engine that
     wrote it. `digest` is the fingerprint of the fit, which must be that of the checkpoint. The
     folder is locked until the fit ends. `parts`: each posterior is that of one member alone, and
-    the members are evaluated alone (`cross_fit.py`).
+    the members are evaluated alone (`fits.py`).
     """
     if checkpoint is None:
         return _run_fit(run.trained(method), method, specs, began, None, parts)

@@ -100,7 +100,7 @@ class FitSettings:
     engine: Any = "auto"  # the engine that was requested
     channels_last: bool = False  # the memory format of images in training
     trunk_outputs: Any = None  # computes those of a frozen trunk once (`driver/trunk.py`)
-    # Results of cross-fitting, for a fit to all rows (`driver/cross_fit.py`):
+    # Results of cross-fitting, for a fit to all rows (`driver/fits.py`):
     stop_at: Mapping[int, Sequence[int]] = field(default_factory=dict)  # {stage: last step, [M]}
     held_out_noise: Tensor | None = None  # the likelihood's parameters, [M, ...]
 

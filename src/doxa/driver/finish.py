@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from doxa import store
 from doxa.data import Data
+from doxa.driver import blocks
 from doxa.driver.calibration import calibrate_on_held_out
-from doxa.driver.loop import Driver, FitCheckpoints, Progress, own_checkpoint, saved_engine
+from doxa.driver.blocks import Work
+from doxa.driver.loop import Progress
 from doxa.driver.runs import RunSpec
 from doxa.driver.underfit import compare_with_yardsticks
 from doxa.driver.validation import (
@@ -40,32 +40,26 @@ def run_fit(
     folder is locked until the fit ends. `parts`: each posterior is that of one member alone, and
     the members are evaluated alone (`fits.py`).
     """
-    if checkpoint is None:
-        return _run_fit(run.trained(method), method, specs, began, None, parts)
-    with store.exclusive(checkpoint):
-        run = run.trained(method)
-        folder = store.Checkpoints(checkpoint)
-        found = own_checkpoint(folder, digest)
-        if found is not None:
-            run = replace(run, engine=saved_engine(run.engine, found, checkpoint))
-        checkpoints = FitCheckpoints(folder, digest, found)
-        return _run_fit(run, method, specs, began, checkpoints, parts)
+    with blocks.opened(run.trained(method), method, checkpoint, digest) as work:
+        return _run_fit(work, method, specs, began, parts)
 
 
 def _run_fit(
-    run: Run, method: Method, specs: Sequence[RunSpec], began: float,
-    checkpoints: FitCheckpoints | None, parts: bool,
-) -> tuple[list[Posterior], Progress]:  # fmt: skip
-    driver = Driver(run, method, checkpoints)
+    work: Work, method: Method, specs: Sequence[RunSpec], began: float, parts: bool
+) -> tuple[list[Posterior], Progress]:
+    run = work.run
     with run.engine.rounding():
-        result = driver.drive()
-    count = run.size // len(specs)
+        trained = work.train()
+    result, count = trained.progress, run.size // len(specs)
     seconds = time.monotonic() - began
-    with threads_for(driver.product), run.evaluation():
-        return [
-            _posterior(run, method, result, spec, slice(r * count, (r + 1) * count), seconds, parts)
-            for r, spec in enumerate(specs)
-        ], result
+    found = []
+    with threads_for(trained.product), run.evaluation():
+        for r, spec in enumerate(specs):
+            rows = slice(r * count, (r + 1) * count)
+            posterior = _posterior(run, method, result, spec, rows, seconds, parts)
+            posterior.record.diagnostics |= trained.facts
+            found.append(posterior)
+    return found, result
 
 
 def _posterior(

@@ -20,7 +20,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -125,6 +125,7 @@ class Progress:
     waited: list[int] = field(default_factory=list)  # validations since then
     diverged: dict[int, int] = field(default_factory=dict)  # member row: step
     stops: dict[int, list[int]] = field(default_factory=dict)  # {stage: best step, [M]}
+    lengths: list[int] = field(default_factory=list)  # steps that were done of each stage
     stopped: str = ""
     saved: list[int] | None = None  # in a checkpoint: the position in the file of draws
     recorded: dict[str, Any] | None = None  # in a checkpoint: how parts of a step are executed
@@ -164,6 +165,7 @@ class Progress:
             "waited",
             "diverged",
             "stops",
+            "lengths",
             "stopped",
             "recorded",
         )
@@ -453,13 +455,30 @@ def own_checkpoint(checkpoint: store.Checkpoints, fingerprint: str) -> store.Che
 
 
 class Driver:
-    """Runs a method's stages on stacked members."""
+    """Runs a method's stages on stacked members.
 
-    def __init__(self, run: Run, method: Method, checkpoints: FitCheckpoints | None = None) -> None:
+    Parameters
+    ----------
+    run : Run
+        All members of a fit, or those of a block (`blocks.py`).
+    method : Method
+    checkpoints : FitCheckpoints, optional
+    bar : callable
+        Opens the progress bar: (name, steps, steps done) -> context.
+    alone : bool, default True
+        Whether these are all members of the fit. If not, a stage does not end early when all of
+        them have diverged: the members of all blocks have equally many draws.
+    """
+
+    def __init__(
+        self, run: Run, method: Method, checkpoints: FitCheckpoints | None = None,
+        bar: Callable[[str, int, int], Any] = shown, alone: bool = True,
+    ) -> None:  # fmt: skip
         self.run = run
         self.method = method
         self.settings = run.settings
         self.checkpoints = checkpoints
+        self.bar, self.alone = bar, alone
         self.product = 0.0  # multiplications in the method's own largest matrix product
         self._saved_at = time.monotonic()
         self._interrupts = Interrupts()
@@ -483,7 +502,8 @@ class Driver:
             stage.steps if feed.steps is None else feed.steps
             for stage, feed in zip(stages, feeds, strict=True)
         ]
-        shows = shown(self.method.name, sum(lengths), at.done) if self.settings.progress else None
+        name, total = self.method.name, sum(lengths)
+        shows = self.bar(name, total, at.done) if self.settings.progress else None
         waits = nullcontext() if checkpoints is None else self._interrupts.deferred()
         with shows or nullcontext() as bar, waits:
             for i, (stage, feed, steps) in enumerate(zip(stages, feeds, lengths, strict=True)):
@@ -497,6 +517,7 @@ class Driver:
                     product = self.run.engine.product * feed.size
                 with threads_for(product):
                     self._run_stage(i, stage, feed, steps, at, bar)
+                at.lengths.append(at.t)
                 at.stage, at.t = i + 1, 0
             if self._interrupts.pending:
                 stop_with_checkpoint(self.run, checkpoints, at)
@@ -616,7 +637,7 @@ class Driver:
             at.history.setdefault(name, []).append([at.done, value])
         if bar is not None:
             bar.show(at.done, stage.name, values)
-        stop = len(at.diverged) == self.run.size
+        stop = self.alone and len(at.diverged) == self.run.size
         if stop:
             at.stopped = "every member became non-finite"
         for callback in self.settings.callbacks:

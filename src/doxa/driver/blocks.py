@@ -1,0 +1,366 @@
+"""The blocks of a fit: whole members that are trained together, apart from all others.
+
+The noise, the order of the rows and the end of the training of a member are functions of its own
+seed. So the M = runs × members of a fit can be divided into blocks, and each block is trained as if
+it were a fit of its own. The results are joined in the order of the members, and everything that
+members have in common (status, noise of the mixture, evaluation, selection) is computed from the
+joined results, once per run (`finish.py`).
+
+    cut               the blocks of a fit, by a rule on the method, the network and the numbers of
+                      rows and members
+    Work              trains the blocks, one after the other, or those that no other process has
+    Joined            the results of the blocks, as one `Progress`
+
+**The rule** (`block_size`). A loop over members has blocks of one member: nothing is gained by
+training two together, and a process that trains one has the state of one in memory. A stack of
+members is cut only where a block is enough work for the overhead of its steps to be small: by the
+number of weights times rows per step. What cannot be cut is one block: a method that says so
+(`Method.shares`), members that pool their held-out rows (`Run.pooled_rows`), a fit whose callbacks
+see all members. The rule reads neither the number of processes nor the free memory, so that any
+number of processes trains the same blocks, and a stored recipe says which they were.
+
+**Folders.** A fit of one block has its checkpoints in the folder itself, which is locked. A fit of
+several blocks has a subfolder `blocks` with one folder per block, whose results stay there
+(`claims.py`). Several processes, or several calls of the same fit, divide these blocks among
+themselves.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from doxa import store
+from doxa.data import free_memory
+from doxa.driver import bar as bars
+from doxa.driver.loop import (
+    Driver,
+    FitCheckpoints,
+    Progress,
+    own_checkpoint,
+    saved_engine,
+    without_moments,
+)
+from doxa.linalg.layout import LARGE
+from doxa.method import Method, Run, State
+
+log = logging.getLogger("doxa")
+
+FOLDER = "blocks"
+# Weights × rows × members of a step of one block of stacked members: from here on, the overhead of
+# a step is less than a twentieth of it. Measured on a CPU by benchmarks/processes.py; on other
+# devices, where a step has to be larger to fill the device, an estimate.
+WORK, WORK_ON_DEVICE = 3.2e7, 1e10
+
+
+def block_size(run: Run, method: Method) -> int:
+    """The largest number of members of a block, by the rule above, or as the user has set it."""
+    settings = run.settings
+    whole = (
+        method.shares not in ("members", "both") or run.problem.model is None
+        or run.pooled_rows is not None or bool(settings.callbacks)
+    )  # fmt: skip
+    if whole or run.size == 1:
+        return run.size
+    if settings.block_size is not None:
+        return settings.block_size
+    if run.engine.kind == "loop":
+        return 1
+    rows = min(settings.batch_size, max(map(len, run.rows.rows)))
+    each = run.layout.size * max(1, method.num_particles_on(run.problem)) * rows
+    least = WORK if run.device.type == "cpu" else WORK_ON_DEVICE
+    return min(run.size, max(2, math.ceil(least / max(1, each))))
+
+
+def cut(members: int, size: int) -> list[slice]:
+    """The blocks: as few as possible, of at most `size` members each, and as equal as possible."""
+    count = -(-members // size)
+    ends = [members * i // count for i in range(count + 1)]
+    return [slice(a, b) for a, b in zip(ends[:-1], ends[1:], strict=True)]
+
+
+def name_of(block: slice) -> str:
+    """The name of the folder of a block."""
+    return f"{block.start:05d}-{block.stop:05d}"
+
+
+@dataclass
+class Trained:
+    """What `Work.train` gives: the joined progress, the largest matrix product of the method, and
+    facts for the record."""
+
+    progress: Progress
+    product: float
+    facts: Mapping[str, Any]
+
+
+@contextmanager
+def opened(run: Run, method: Method, checkpoint: str | Path | None, digest: str) -> Iterator[Work]:
+    """The blocks of a fit, and where its checkpoints are. The folder of a fit of one block is
+    locked within the context."""
+    blocks = cut(run.size, block_size(run, method))
+    if checkpoint is None:
+        yield Work(run, method, blocks)
+        return
+    folder = Path(checkpoint)
+    with ExitStack() as stack:
+        if len(blocks) == 1:
+            stack.enter_context(store.exclusive(folder))
+        checkpoints = store.Checkpoints(folder)
+        found = own_checkpoint(checkpoints, digest)
+        if found is not None:
+            run = replace(run, engine=saved_engine(run.engine, found, folder))
+            blocks = [slice(0, run.size)]
+        yield Work(run, method, blocks, FitCheckpoints(checkpoints, digest, found))
+
+
+@dataclass
+class Work:
+    """The blocks of a fit that are to be trained.
+
+    Parameters
+    ----------
+    run : Run
+        The run of all members, with the engine of the blocks.
+    method : Method
+    blocks : list of slice
+        The members of each block.
+    checkpoints : FitCheckpoints, optional
+        Those of the whole fit.
+    """
+
+    run: Run
+    method: Method
+    blocks: list[slice]
+    checkpoints: FitCheckpoints | None = None
+
+    def train(self) -> Trained:
+        """Train all blocks and join their results."""
+        size = max(b.stop - b.start for b in self.blocks)
+        facts: dict[str, Any] = {"blocks": {"count": len(self.blocks), "members": size}}
+        if len(self.blocks) == 1:
+            driver = Driver(self.run, self.method, self.checkpoints)
+            return Trained(driver.drive(), driver.product, facts)
+        joined, product = Joined(self.run.size, self.run.settings.draws_budget), 0.0
+        with Bar(len(self.blocks)) as bar:
+            for i, block in enumerate(self.blocks):
+                with members_of(self.run, block) as run:
+                    driver = Driver(run, self.method, None, bar.of(i), alone=False)
+                    joined.add(block, driver.drive())
+                    product = max(product, driver.product)
+        return Trained(joined.progress(), product, facts)
+
+
+@contextmanager
+def members_of(run: Run, block: slice) -> Iterator[Run]:
+    """The run of a block. What it has cached is forgotten at the end, with its place in memory."""
+    part = run.select_members(block)
+    budget = run.settings.draws_budget
+    if budget is None:
+        budget = free_memory(run.device) // 4  # of draws in memory: not of any number in them
+    own = replace(part.settings, draws_budget=budget * part.size // run.size)
+    yield replace(part, settings=own)
+    run.cached.pop((block.start, block.stop), None)
+
+
+class Bar:
+    """One progress bar for the blocks that a process trains.
+
+    Parameters
+    ----------
+    count : int
+        The number of blocks.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count, self._shown = count, ExitStack()
+        self._bar: bars.Shown | None = None
+
+    def __enter__(self) -> Bar:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._shown.__exit__(*error)
+
+    def of(self, block: int) -> Callable[[str, int, int], Any]:
+        """What the driver of a block opens in place of a bar of its own."""
+
+        def opened(name: str, steps: int, done: int) -> Any:
+            if self._bar is None:
+                start = block * steps + done
+                self._bar = self._shown.enter_context(bars.shown(name, self.count * steps, start))
+            return nullcontext(_Shifted(self._bar, block * steps))
+
+        return opened
+
+
+@dataclass
+class _Shifted:
+    """The bar of all blocks, as the driver of one of them sees it."""
+
+    bar: bars.Shown
+    start: int
+
+    def show(self, done: int, stage: str, values: Mapping[str, Any]) -> None:
+        self.bar.show(self.start + done, stage, values)
+
+    def advance_to(self, done: int) -> None:
+        self.bar.advance_to(self.start + done)
+
+
+@dataclass
+class JoinedDraws:
+    """The kept draws of all blocks: [members, count, size].
+
+    Parameters
+    ----------
+    budget : int
+        Draws of some members that take more bytes are kept in a file without a name.
+    parts : dict of slice to object
+        The draws of each block, as its `Progress` has them.
+    """
+
+    budget: int
+    parts: dict[int, tuple[slice, Any]] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return min(len(kept) for _, kept in self.parts.values())
+
+    def tensor(self, rows: slice = slice(None)) -> Tensor:
+        """The draws of some members. Those of a block alone are not copied."""
+        members = max(block.stop for block, _ in self.parts.values())
+        first, last, _ = rows.indices(members)
+        found: list[Tensor] = []
+        for start in sorted(self.parts):
+            block, kept = self.parts[start]
+            a, b = max(first, block.start), min(last, block.stop)
+            if a < b:
+                own = slice(a - block.start, b - block.start)
+                found.append(kept.tensor(own)[:, : len(self)])
+        if len(found) == 1:
+            return found[0]
+        shape = (last - first, *found[0].shape[1:])
+        if sum(part.nbytes for part in found) > self.budget:
+            file = store.DrawsFile(shape, found[0].dtype, None, self.budget)
+            file.put(found)
+            return file.tensor()
+        return torch.cat(found)
+
+
+class Joined:
+    """The results of blocks, joined one by one in any order.
+
+    The tensors of all members are allocated with the first block, so that a fit never has more than
+    the joined state and the state of one block in memory.
+
+    Parameters
+    ----------
+    members : int
+        The number of members of all blocks.
+    budget : int, optional
+        Bytes of draws in memory, as in `doxa.fit`.
+    """
+
+    def __init__(self, members: int, budget: int | None = None) -> None:
+        self.members, self.budget = members, budget
+        self.state: State = {}
+        self.parts: dict[int, tuple[slice, Progress]] = {}
+
+    def add(self, block: slice, at: Progress) -> None:
+        """Take the result of a block. Its own state is dropped."""
+        large = any(v[0].numel() >= LARGE for v in at.state.values() if v.ndim > 1)
+        for name, value in (without_moments(at.state) if large else at.state).items():
+            if name not in self.state:
+                self.state[name] = value.new_empty((self.members, *value.shape[1:]))
+            self.state[name][block] = value
+        self.parts[block.start] = block, replace(at, state={}, good={}, best={})
+
+    def progress(self) -> Progress:
+        """All members' progress. A member whose block ended a stage earlier keeps its last values
+        in the history."""
+        parts = [self.parts[start] for start in sorted(self.parts)]
+        one, each = parts[0][1], [at for _, at in parts]
+        kept: Any = None
+        if one.kept is not None:
+            budget = self.budget
+            if budget is None:
+                budget = free_memory(next(iter(self.state.values())).device) // 4
+            kept = JoinedDraws(budget, {b.start: (b, at.kept) for b, at in parts})
+        draws = 0 if kept is None else len(kept)
+        lengths = [max(of) for of in zip(*(at.lengths for at in each), strict=True)]
+        moved = [_Moved(at.lengths, lengths) for at in each]
+        scored = all(at.best_step for at in each)
+        stops = [stage for stage in one.stops if all(stage in at.stops for at in each)]
+        every = list(zip(parts, moved, strict=True))
+        return Progress(
+            self.state, kept, one.shape,
+            stats={
+                name: [torch.cat([at.stats[name][t] for at in each]) for t in range(draws)]
+                for name in one.stats
+            },
+            stage=one.stage, done=sum(lengths), modes=one.modes, lengths=lengths,
+            history=_history(parts, moved, self.members),
+            best_step=[to(s) for (_, at), to in every for s in at.best_step] if scored else [],
+            best_score=[s for at in each for s in at.best_score] if scored else [],
+            diverged={b.start + m: to(s) for (b, at), to in every for m, s in at.diverged.items()},
+            stops={stage: [s for at in each for s in at.stops[stage]] for stage in stops},
+            stopped=next((at.stopped for at in each if at.stopped), ""),
+        )  # fmt: skip
+
+
+class _Moved:
+    """From a step of a block, counted over its stages, to the step of the joined fit.
+
+    Parameters
+    ----------
+    own, joined : list of int
+        The numbers of steps of each stage, in the block and in the joined fit.
+    """
+
+    def __init__(self, own: Sequence[int], joined: Sequence[int]) -> None:
+        self.own, self.joined = own, joined
+
+    def __call__(self, done: int) -> int:
+        start = moved = 0
+        for own, joined in zip(self.own, self.joined, strict=True):
+            if done <= start + own:
+                break
+            start, moved = start + own, moved + joined
+        return moved + done - start
+
+
+def _history(
+    parts: Sequence[tuple[slice, Progress]], moved: Sequence[_Moved], members: int
+) -> dict[str, list[Any]]:
+    """The history of all members, at the steps of any of the blocks."""
+    stages: dict[int, str] = {}
+    series: dict[str, dict[int, list[tuple[slice, list[Any]]]]] = {}
+    for (block, at), to in zip(parts, moved, strict=True):
+        for step, stage in zip(
+            at.history.get("step", []), at.history.get("stage", []), strict=True
+        ):
+            stages[to(step)] = stage
+        for name, values in at.history.items():
+            if name not in ("step", "stage"):
+                own = series.setdefault(name, {})
+                for step, value in values:
+                    own.setdefault(to(step), []).append((block, value))
+    found: dict[str, list[Any]] = {}
+    if stages:
+        found = {"step": sorted(stages), "stage": [stages[step] for step in sorted(stages)]}
+    for name, steps in series.items():
+        last = [math.nan] * members
+        found[name] = []
+        for step in sorted(steps):
+            for block, value in steps[step]:
+                last[block] = value
+            found[name].append([step, list(last)])
+    return found

@@ -22,6 +22,7 @@ from __future__ import annotations
 import inspect
 import logging
 import math
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -331,8 +332,23 @@ def fit(
 ) -> Sweep: ...
 
 
+def _by_all_processes(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorator: where a launcher has started several processes, they make the call together."""
+
+    @wraps(function)
+    def called(*args: P.args, **given: P.kwargs) -> R:
+        if "WORLD_SIZE" not in os.environ and not torch.distributed.is_initialized():
+            return function(*args, **given)
+        from doxa.driver.processes import together
+
+        return together(function)(*args, **given)
+
+    return called
+
+
 @grouped
 @_checked
+@_by_all_processes
 @default_modes(train=True)
 @threads_for(0.0)
 def fit(

@@ -29,8 +29,10 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -49,12 +51,15 @@ from doxa.driver.loop import (
     saved_engine,
     without_moments,
 )
+from doxa.engine.engine import threads
 from doxa.linalg.layout import LARGE
 from doxa.method import Method, Run, State
 
 log = logging.getLogger("doxa")
 
 FOLDER = "blocks"
+POLL = 0.1  # seconds between looks at the blocks of other processes
+others: ContextVar[Any] = ContextVar("doxa_others", default=None)  # `processes.World` of this call
 # Weights × rows × members of a step of one block of stacked members: from here on, the overhead of
 # a step is less than a twentieth of it. Measured on a CPU by benchmarks/processes.py; on other
 # devices, where a step has to be larger to fill the device, an estimate.
@@ -105,21 +110,48 @@ class Trained:
 @contextmanager
 def opened(run: Run, method: Method, checkpoint: str | Path | None, digest: str) -> Iterator[Work]:
     """The blocks of a fit, and where its checkpoints are. The folder of a fit of one block is
-    locked within the context."""
-    blocks = cut(run.size, block_size(run, method))
+    locked within the context, unless several processes share it."""
+    size, world = block_size(run, method), others.get()
+    if world is not None:
+        checkpoint = _compared(run, method, checkpoint, digest, size, world)
     if checkpoint is None:
-        yield Work(run, method, blocks)
+        yield Work(run, method, cut(run.size, size))
         return
     folder = Path(checkpoint)
     with ExitStack() as stack:
-        if len(blocks) == 1:
+        shared = world is not None or size < run.size or (folder / FOLDER).is_dir()
+        if not shared:
             stack.enter_context(store.exclusive(folder))
         checkpoints = store.Checkpoints(folder)
         found = own_checkpoint(checkpoints, digest)
         if found is not None:
-            run = replace(run, engine=saved_engine(run.engine, found, folder))
-            blocks = [slice(0, run.size)]
-        yield Work(run, method, blocks, FitCheckpoints(checkpoints, digest, found))
+            run, size = replace(run, engine=saved_engine(run.engine, found, folder)), run.size
+        blocks, places = cut(run.size, size), None
+        if shared:
+            from doxa.driver import claims
+
+            engine = {name: getattr(run.engine, name) for name in ("kind", "native", "chunk")}
+            agreed = claims.agreed_cut(folder / FOLDER, digest, {"size": size, "engine": engine})
+            blocks = cut(run.size, agreed["size"])
+            run = replace(run, engine=replace(run.engine, **agreed["engine"]))
+            first = folder if found is not None and len(blocks) == 1 else None
+            places = [
+                claims.Place(folder / FOLDER / name_of(block), digest, first) for block in blocks
+            ]
+        yield Work(run, method, blocks, FitCheckpoints(checkpoints, digest, found), places)
+
+
+def _compared(
+    run: Run, method: Method, checkpoint: str | Path | None, digest: str, size: int, world: Any
+) -> Path:
+    """The folder of the blocks, after all processes have the same data, network and settings."""
+    from doxa.driver import processes
+
+    more = {"checkpoint": checkpoint, "engine": repr(run.engine), "torch": torch.__version__,
+            "block_size": size, "threads": threads()}  # fmt: skip
+    world.compare(processes.digests(run, method, digest, more))
+    found: Path = world.folder(checkpoint)
+    return found
 
 
 @dataclass
@@ -135,17 +167,24 @@ class Work:
         The members of each block.
     checkpoints : FitCheckpoints, optional
         Those of the whole fit.
+    places : list of claims.Place, optional
+        The folder of each block, where several processes may divide them.
     """
 
     run: Run
     method: Method
     blocks: list[slice]
     checkpoints: FitCheckpoints | None = None
+    places: list[Any] | None = None
 
     def train(self) -> Trained:
-        """Train all blocks and join their results."""
+        """Train all blocks, and join their results."""
         size = max(b.stop - b.start for b in self.blocks)
-        facts: dict[str, Any] = {"blocks": {"count": len(self.blocks), "members": size}}
+        facts: dict[str, Any] = {
+            "blocks": {"count": len(self.blocks), "members": size}, "threads": threads(),
+        }  # fmt: skip
+        if self.places is not None:
+            return self._divided(facts)
         if len(self.blocks) == 1:
             driver = Driver(self.run, self.method, self.checkpoints)
             return Trained(driver.drive(), driver.product, facts)
@@ -157,6 +196,73 @@ class Work:
                     joined.add(block, driver.drive())
                     product = max(product, driver.product)
         return Trained(joined.progress(), product, facts)
+
+    def _divided(self, facts: dict[str, Any]) -> Trained:
+        """Train the blocks that no other process has, wait for the others, and read all results."""
+        assert self.places is not None
+        world = others.get()
+        self._train_free(world)
+        joined = Joined(self.run.size, self.run.settings.draws_budget)
+        products, by = [], []
+        for block, place in zip(self.blocks, self.places, strict=True):
+            with members_of(self.run, block) as run:
+                at, facts_of_block = place.result(run)
+            joined.add(block, at)
+            products.append(float(facts_of_block["product"]))
+            by.append(facts_of_block["rank"])
+        if world is not None:
+            facts["processes"] = {"count": world.size, "blocks_by": by}
+        if len(self.blocks) == 1:
+            return Trained(at, products[0], facts)
+        return Trained(joined.progress(), max(products), facts)
+
+    def _train_free(self, world: Any) -> None:
+        from doxa.driver import claims
+
+        assert self.places is not None
+        seen, count = claims.Seen(), len(self.blocks)
+        first = 0 if world is None else world.rank * count // world.size
+        rank = 0 if world is None else world.rank
+        waiting = [(first + i) % count for i in range(count)]
+        with Bar(count) as bar:
+            while waiting:
+                before = len(waiting)
+                for i in list(waiting):
+                    if world is not None:
+                        world.check()
+                    if self.places[i].done or self._train(i, bar, count - len(waiting), seen, rank):
+                        waiting.remove(i)
+                if waiting and len(waiting) == before:
+                    time.sleep(POLL)
+
+    def _train(self, i: int, bar: Bar, done: int, seen: Any, rank: int) -> bool:
+        """Train a block, if no other process has it. Whether its result is there."""
+        assert self.places is not None
+        place, world = self.places[i], others.get()
+        lease = place.claim(seen)
+        if lease is None:
+            return False
+        with lease:
+            if place.done:
+                return True
+            if world is not None:
+                world.block = name_of(self.blocks[i])
+            try:
+                with members_of(self.run, self.blocks[i]) as run:
+                    if rank:  # the bar is that of process 0
+                        run = replace(run, settings=replace(run.settings, progress=False))
+                    checkpoints = place.checkpoints(lease)
+                    one = len(self.blocks) == 1
+                    driver = Driver(run, self.method, checkpoints, bar.of(done), alone=one)
+                    place.publish(
+                        lease, driver.drive(), {"rank": rank, "product": driver.product}
+                    )
+            except BaseException:
+                place.release(lease)
+                raise
+            if world is not None:
+                world.block = ""
+        return True
 
 
 @contextmanager

@@ -45,6 +45,7 @@ from typing import Any, Self
 
 from torch import Tensor
 
+from doxa.driver.blocks import others
 from doxa.driver.calibration import adopt_likelihood
 from doxa.driver.finish import run_fit
 from doxa.driver.loop import Progress
@@ -325,4 +326,5 @@ class Fits:
         return None if self.folder is None else Path(self.folder) / variant.name
 
     def _digest(self, run: Run, variant: Variant) -> str:
-        return "" if self.folder is None else fingerprint(run, self.method, variant.specs)
+        needed = self.folder is not None or others.get() is not None
+        return fingerprint(run, self.method, variant.specs) if needed else ""

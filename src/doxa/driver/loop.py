@@ -57,6 +57,13 @@ class DrawsInMemory:
         self.values = theta.new_empty(theta.shape[0], capacity, theta.shape[1])
         self.count = 0
 
+    @classmethod
+    def of(cls, draws: Tensor) -> DrawsInMemory:
+        """Draws [members, count, size] that are there already."""
+        found = cls.__new__(cls)
+        found.values, found.count = draws, draws.shape[1]
+        return found
+
     def __len__(self) -> int:
         return self.count
 

@@ -120,6 +120,12 @@ def may_use_threads() -> bool:
     return (_most.get() or torch.get_num_threads()) > 1
 
 
+def threads() -> int:
+    """The number of threads that large products have in this process: torch's, as it is outside
+    `threads_for`."""
+    return _most.get() or torch.get_num_threads()
+
+
 @contextmanager
 def threads_for(product: float) -> Iterator[None]:
     """A context and decorator that sets the number of threads for work whose largest matrix product

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from doxa import errors, nets
 from doxa.density import Draws, sample, transforms
+from doxa.driver.claims import join
 from doxa.driver.runs import Runs, Sweep
 from doxa.engine import Engine
 from doxa.fit import Checkpoint, Compute, Training, fit
@@ -28,7 +29,7 @@ from doxa.likelihoods import (
 )  # fmt: skip
 from doxa.method import Method
 from doxa.model import Model
-from doxa.plan import FitPlan, plan
+from doxa.plan import FitPlan, blocks, plan
 from doxa.posterior import MixturePosterior, Posterior, load, prior_scales
 from doxa.predictive import Predictive
 from doxa.priors import (
@@ -73,9 +74,9 @@ __all__ = [
     "FitPlan", "FlowPrior", "GPPrior", "Gaussian", "HeteroscedasticGaussian", "Hierarchical",
     "HierarchicalGP", "ImplicitPrior", "LaplaceNoise", "LaplacePrior", "Method", "MixturePosterior",
     "Model", "NegativeBinomial", "Normal", "Poisson", "Posterior", "Predictive", "Runs",
-    "ScaleMixture", "StudentT", "StudentTPrior", "Sweep", "Training", "decide", "diagnose",
-    "errors", "evaluate", "evidence", "fit", "functional_prior", "get_method", "load", "methods",
-    "nets", "plan", "prior_scales", "sample", "selection", "text", "transforms", "tune",
+    "ScaleMixture", "StudentT", "StudentTPrior", "Sweep", "Training", "blocks", "decide",
+    "diagnose", "errors", "evaluate", "evidence", "fit", "functional_prior", "get_method", "join", "load",
+    "methods", "nets", "plan", "prior_scales", "sample", "selection", "text", "transforms", "tune",
 ]  # fmt: skip
 __all__ += [row.class_name for row in ROWS]  # the methods themselves
 

@@ -46,6 +46,7 @@ from doxa.driver.alternatives import (
     best_of_alternatives,
     changed_settings,
 )
+from doxa.driver.blocks import others
 from doxa.driver.fits import Fits, Variant
 from doxa.driver.runs import Runs, RunSpec, Sweep
 from doxa.driver.setup import (
@@ -172,6 +173,8 @@ class Compute:
         "blocks", or names of layers: their activations are not kept for the backward pass.
     channels_last : bool
         Whether images are in the memory format `torch.channels_last` in training.
+    block_size : int, optional
+        The most members that are trained together. Default: a rule on the amount of work.
 
     Examples
     --------
@@ -188,6 +191,7 @@ class Compute:
     trunk_outputs: bool | str | Path = True
     recompute: str | Sequence[str] | None = None
     channels_last: bool = False
+    block_size: int | None = None
 
     def __repr__(self) -> str:
         return _changed(self)
@@ -297,6 +301,7 @@ class FitOptions(TypedDict, total=False):
     trunk_outputs: bool | str | Path
     recompute: str | Sequence[str] | None
     channels_last: bool
+    block_size: int | None
     progress: bool | None
     engine: str | Engine
     callbacks: Sequence[Callback]
@@ -305,8 +310,8 @@ class FitOptions(TypedDict, total=False):
 _checked = keywords(
     seed=checks.seed, standardize=checks.flag, patience=checks.whole, batch_size=checks.whole,
     microbatch=checks.whole, steps=checks.whole, epochs=checks.positive, lr=checks.positive,
-    checkpoint_every=checks.seconds, draws_budget=checks.budget, callbacks=checks.functions,
-    channels_last=checks.flag,
+    block_size=checks.whole, checkpoint_every=checks.seconds, draws_budget=checks.budget,
+    callbacks=checks.functions, channels_last=checks.flag,
 )  # fmt: skip
 
 
@@ -388,6 +393,7 @@ def fit(
     trunk_outputs: bool | str | Path = True,
     recompute: str | Sequence[str] | None = None,
     channels_last: bool = False,
+    block_size: int | None = None,
     progress: bool | None = None,
     engine: str | Engine = "auto",
     callbacks: Sequence[Callback] = (),
@@ -535,6 +541,12 @@ def fit(
         Whether images [N, C, H, W] are given to the network in the memory format
         `torch.channels_last` in training, where members are computed one at a time. Convolutions
         are often faster. The results are the same up to rounding; weights are stored as before.
+    block_size : int, default None
+        The most members that are trained together; members of all runs are counted. Each block is
+        trained as if it were a fit of its own, and several processes divide the blocks
+        (docs/many_processes.md). None means a rule on the amount of work: all members of small
+        networks, and one member where members run one after the other. The results of another size
+        are the same up to rounding.
     progress : bool, default None
         Whether to show progress: a bar if standard error is a terminal, otherwise plain lines at
         growing intervals. None means to show the bar on a terminal, and nothing otherwise.
@@ -607,6 +619,9 @@ def fit(
         posterior.fitted_rows = rows
         if call.inferred and call.inferred.message:
             posterior.metadata["likelihood"] = call.inferred.message
+    world = others.get()
+    for posterior in posteriors if world is not None else ():
+        posterior.writing = world.writing
     return posteriors[0] if runs is None else Sweep(posteriors, specs)
 
 
@@ -833,8 +848,8 @@ def read_call(arguments: Mapping[str, Any]) -> Call:
         patience=options.patience, callbacks=options.callbacks,
         checkpoint_seconds=options.checkpoint_every, draws_budget=options.draws_budget,
         progress=sys.stderr.isatty() if options.progress is None else options.progress,
-        engine=options.engine, trunk_outputs=TrunkOutputs(options.trunk_outputs),
-        channels_last=options.channels_last,
+        engine=options.engine, block_size=options.block_size,
+        trunk_outputs=TrunkOutputs(options.trunk_outputs), channels_last=options.channels_last,
     )  # fmt: skip
     return Call(
         method, given, specs, problem, original, noise_model, inferred, settings, ids, earlier,

@@ -34,6 +34,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -51,13 +52,13 @@ from doxa.driver.loop import (
     saved_engine,
     without_moments,
 )
-from doxa.engine.engine import threads
+from doxa.engine.engine import default_modes, threads, threads_for
 from doxa.linalg.layout import LARGE
 from doxa.method import Method, Run, State
 
 log = logging.getLogger("doxa")
 
-FOLDER = "blocks"
+FOLDER = "blocks"  # as in `claims.py`
 POLL = 0.1  # seconds between looks at the blocks of other processes
 others: ContextVar[Any] = ContextVar("doxa_others", default=None)  # `processes.World` of this call
 # Weights × rows × members of a step of one block of stacked members: from here on, the overhead of
@@ -89,7 +90,7 @@ def cut(members: int, size: int) -> list[slice]:
     """The blocks: as few as possible, of at most `size` members each, and as equal as possible."""
     count = -(-members // size)
     ends = [members * i // count for i in range(count + 1)]
-    return [slice(a, b) for a, b in zip(ends[:-1], ends[1:], strict=True)]
+    return [slice(a, b) for a, b in pairwise(ends)]
 
 
 def name_of(block: slice) -> str:
@@ -108,9 +109,12 @@ class Trained:
 
 
 @contextmanager
-def opened(run: Run, method: Method, checkpoint: str | Path | None, digest: str) -> Iterator[Work]:
+def opened(
+    run: Run, method: Method, checkpoint: str | Path | None, digest: str, divided: bool = False
+) -> Iterator[Work]:
     """The blocks of a fit, and where its checkpoints are. The folder of a fit of one block is
-    locked within the context, unless several processes share it."""
+    locked within the context, unless several processes share it, or blocks are trained alone
+    (`divided`)."""
     size, world = block_size(run, method), others.get()
     if world is not None:
         checkpoint = _compared(run, method, checkpoint, digest, size, world)
@@ -119,7 +123,7 @@ def opened(run: Run, method: Method, checkpoint: str | Path | None, digest: str)
         return
     folder = Path(checkpoint)
     with ExitStack() as stack:
-        shared = world is not None or size < run.size or (folder / FOLDER).is_dir()
+        shared = divided or world is not None or size < run.size or (folder / FOLDER).is_dir()
         if not shared:
             stack.enter_context(store.exclusive(folder))
         checkpoints = store.Checkpoints(folder)
@@ -197,6 +201,23 @@ class Work:
                     product = max(product, driver.product)
         return Trained(joined.progress(), product, facts)
 
+    def listed(self) -> list[Block]:
+        """The blocks, to be trained one by one."""
+        assert self.places is not None
+        who = list(zip(self.run.run_of, self.run.members, strict=True))
+        return [
+            Block(name_of(block), who[block], place.path, self, i)
+            for i, (block, place) in enumerate(zip(self.blocks, self.places, strict=True))
+        ]
+
+    def train_one(self, i: int) -> bool:
+        """Train one block, unless another process does. Whether its result is there."""
+        from doxa.driver import claims
+
+        assert self.places is not None
+        with Bar(1) as bar, self.run.engine.rounding():
+            return self.places[i].done or self._train(i, bar, 0, claims.Seen(), 0)
+
     def _divided(self, facts: dict[str, Any]) -> Trained:
         """Train the blocks that no other process has, wait for the others, and read all results."""
         assert self.places is not None
@@ -254,15 +275,53 @@ class Work:
                     checkpoints = place.checkpoints(lease)
                     one = len(self.blocks) == 1
                     driver = Driver(run, self.method, checkpoints, bar.of(done), alone=one)
-                    place.publish(
-                        lease, driver.drive(), {"rank": rank, "product": driver.product}
-                    )
+                    place.publish(lease, driver.drive(), {"rank": rank, "product": driver.product})
             except BaseException:
                 place.release(lease)
                 raise
             if world is not None:
                 world.block = ""
         return True
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of a fit, as `doxa.blocks` lists it.
+
+    Parameters
+    ----------
+    name : str
+        Its name: the first member, and the one after the last, counted over all runs.
+    members : list of tuple of (int, int)
+        The run and the id of each of its members.
+    folder : Path
+        Where its result is, or will be.
+    """
+
+    name: str
+    members: list[tuple[int, int]]
+    folder: Path
+    _work: Work = field(repr=False)
+    _number: int = field(repr=False)
+
+    @property
+    def done(self) -> bool:
+        """Whether its result is there."""
+        assert self._work.places is not None
+        found: bool = self._work.places[self._number].done
+        return found
+
+    def run(self) -> bool:
+        """Train this block, and write its result. It goes on from checkpoints that a process has
+        left.
+
+        Returns
+        -------
+        bool
+            Whether the result is there. False if another process is training this block.
+        """
+        with default_modes(train=True), threads_for(0.0):
+            return self._work.train_one(self._number)
 
 
 @contextmanager

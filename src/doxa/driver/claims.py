@@ -27,7 +27,7 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -47,12 +47,13 @@ from doxa.errors import MethodError, ProcessError, StoreError
 from doxa.linalg.layout import LARGE
 from doxa.method import Run
 from doxa.store.artefact import CHECKSUMS, make_directory, readable_errors
+from doxa.store.draws import NAME as DRAWS
 
 log = logging.getLogger("doxa")
 
 RENEW = 3.0  # seconds between renewals of a lease
 EXPIRES = 30.0  # seconds without a renewal after which a block is taken
-LEASE, RESULT, CUT = "lease", "result", "cut.json"
+FOLDER, LEASE, RESULT, CUT = "blocks", "lease", "result", "cut.json"
 _FREE = "free-"  # checkpoints that their process has released
 
 
@@ -266,11 +267,15 @@ class Place:
         if ours and free:
             os.rename(best, own)
             return
-        skipped = shutil.ignore_patterns("blocks", ".*")
-        try:
-            shutil.copytree(best, own, ignore=skipped)
-        except shutil.Error as error:  # its process has removed an old checkpoint at this moment
-            log.info("copied from %s, but for %d files", best, len(error.args[0]))
+        make_directory(own)
+        with contextlib.suppress(FileNotFoundError):
+            shutil.copyfile(best / DRAWS, own / DRAWS)
+        for name in os.listdir(best):
+            if store.Checkpoints.is_name(name):
+                try:
+                    shutil.copytree(best / name, own / name)
+                except (shutil.Error, FileNotFoundError):  # its process has removed it just now
+                    shutil.rmtree(own / name, ignore_errors=True)
 
     def release(self, lease: Lease) -> None:
         """Leave the checkpoints to the next process."""
@@ -287,19 +292,23 @@ class Place:
         }  # fmt: skip
         fresh = own / RESULT
         store.write_artefact(fresh, tensors, meta)
-        ours = _sum(fresh)
         with readable_errors("written", self.path):
-            try:
-                os.rename(fresh, self.path / RESULT)
-            except OSError as error:
-                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                    raise
-                self._compare(ours)
+            self.rename(fresh)
         shutil.rmtree(own, ignore_errors=True)
         for other in self.path.iterdir():  # of processes that have ended
             ended = other.is_dir() and has_ended(_facts(_read(other / "owner")))
             if ended or other.name.startswith(_FREE):
                 shutil.rmtree(other, ignore_errors=True)
+
+    def rename(self, fresh: Path) -> None:
+        """Give a complete result its name. If there is one, they must be the same."""
+        ours = _sum(fresh)
+        try:
+            os.rename(fresh, self.path / RESULT)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            self._compare(ours)
 
     def _compare(self, ours: str) -> None:
         if _sum(self.path / RESULT) != ours:
@@ -321,6 +330,65 @@ class Place:
             at = Progress.from_checkpoint(moved, meta["progress"])
             kept = None if draws is None else DrawsInMemory.of(draws)
             return replace(at, kept=kept, shape=tuple(meta["shape"])), dict(meta["by"])
+
+
+def join(folders: Iterable[str | Path], to: str | Path) -> Path:
+    """Join the results of blocks that were trained in several folders.
+
+    The fit itself, with `checkpoint=to`, then reads the results, and trains only what is missing.
+
+    Parameters
+    ----------
+    folders : iterable of str or Path
+        The folders that were `checkpoint=` of `doxa.fit` or `doxa.blocks`.
+    to : str or Path
+        The folder with all results. It may be one of `folders`.
+
+    Returns
+    -------
+    Path
+        `to`.
+
+    Raises
+    ------
+    MethodError
+        A folder has no blocks, or those of another fit.
+    ProcessError
+        Two folders have different results of the same block.
+    """
+    target = Path(to)
+    for folder in map(Path, folders):
+        cuts = sorted(folder.glob(f"**/{FOLDER}/{CUT}"))
+        if not cuts:
+            raise MethodError(
+                f"{folder} has no blocks of a fit: give folders that were checkpoint= of "
+                "doxa.blocks, or of a fit with several blocks"
+            )
+        for path in cuts:
+            there = target / path.parent.relative_to(folder)
+            if there.resolve() == path.parent.resolve():
+                continue
+            cut = _facts(_read(path))
+            digest = str(cut.pop("fingerprint", ""))
+            if agreed_cut(there, digest, cut) != {"fingerprint": digest, **cut}:
+                raise MethodError(f"{folder} and {target} have different blocks of the same fit")
+            for result in sorted(path.parent.glob(f"*/{RESULT}")):
+                _copy(result, there / result.parent.name, digest)
+    return target
+
+
+def _copy(result: Path, to: Path, digest: str) -> None:
+    """Copy a result into the folder of its block, atomically."""
+    store.read_artefact(result)  # its checksums are right
+    place = Place(to, digest)
+    with readable_errors("written", to):
+        make_directory(to)
+        fresh = to / f".{RESULT}-{secrets.token_hex(6)}"
+        try:
+            shutil.copytree(result, fresh)
+            place.rename(fresh)
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
 
 
 def other_fit(path: Path) -> MethodError:

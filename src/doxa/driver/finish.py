@@ -13,8 +13,8 @@ import torch
 
 from doxa.data import Data
 from doxa.driver import blocks
-from doxa.driver.calibration import calibrate_on_held_out
 from doxa.driver.blocks import Work
+from doxa.driver.calibration import calibrate_on_held_out
 from doxa.driver.loop import Progress
 from doxa.driver.runs import RunSpec
 from doxa.driver.underfit import compare_with_yardsticks
@@ -42,6 +42,12 @@ def run_fit(
     """
     with blocks.opened(run.trained(method), method, checkpoint, digest) as work:
         return _run_fit(work, method, specs, began, parts)
+
+
+def blocks_of(run: Run, method: Method, checkpoint: str | Path, digest: str) -> list[blocks.Block]:
+    """The blocks of a fit, each of which can be trained alone."""
+    with blocks.opened(run.trained(method), method, checkpoint, digest, divided=True) as work:
+        return work.listed()
 
 
 def _run_fit(

@@ -45,9 +45,9 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from doxa.driver.blocks import others
+from doxa.driver.blocks import Block, others
 from doxa.driver.calibration import adopt_likelihood
-from doxa.driver.finish import run_fit
+from doxa.driver.finish import blocks_of, run_fit
 from doxa.driver.loop import Progress
 from doxa.driver.runs import RunSpec
 from doxa.driver.setup import fingerprint
@@ -56,6 +56,8 @@ from doxa.model.model import Problem
 from doxa.posterior import Posterior
 
 log = logging.getLogger("doxa")
+
+PARTS = "parts"  # the subfolder of checkpoints of the networks that evaluate
 
 
 class LogOnce(logging.Filter):
@@ -153,7 +155,7 @@ def cross_fit(
         "%d networks are trained without a part of the rows each: these rows stop the training, "
         "estimate the noise and evaluate the fit, which is then trained on all rows", count
     )  # fmt: skip
-    folder = None if checkpoint is None else Path(checkpoint) / "parts"
+    folder = None if checkpoint is None else Path(checkpoint) / PARTS
     evaluated, result = run_fit(run, method, specs, began, folder, digest, parts=True)
     return CrossFit(evaluated, _stops(result, count), _noise(result, count), count)
 
@@ -169,7 +171,7 @@ def fit_in_order(
         "stop the training, and the last %d evaluate it; the fit is then trained on all rows",
         len(run.rows.rows[0]), len(run.rows.held_out_rows().rows[0]), len(run.rows.evaluated(0)),
     )  # fmt: skip
-    folder = None if checkpoint is None else Path(checkpoint) / "parts"
+    folder = None if checkpoint is None else Path(checkpoint) / PARTS
     evaluated, result = run_fit(run, method, specs, began, folder, digest)
     return CrossFit(evaluated, result.stops, result.state.get("noise"), 0)
 
@@ -265,13 +267,7 @@ class Fits:
         """One posterior per run, with the score of its held-out rows, if there are any."""
         if not (self.parts or self.in_order):
             return self._fit(variant, self.validation)
-        settings, ids, validation = variant.settings, self.ids, self.validation
-        if self.parts:
-            ids, validation = list(range(self.parts)), "auto"
-            if settings.begin is not None:
-                begin = settings.begin.repeat_interleave(self.parts, 0)
-                settings = replace(settings, begin=begin)
-        run = self._prepared(replace(variant, settings=settings), ids, validation, bool(self.parts))
+        run = self._evaluating(variant)
         digest = self._digest(run, variant)
         with self.log_once:
             fit_parts = cross_fit if self.parts else fit_in_order
@@ -280,6 +276,25 @@ class Fits:
             )
         self.crossed.append((variant, crossed))
         return list(crossed.evaluated)
+
+    def blocks(self, variant: Variant) -> list[Block]:
+        """The blocks of the fit that evaluates, or of the only one."""
+        folder, run = self._folder(variant), self._evaluating(variant)
+        assert folder is not None
+        folder = folder / PARTS if self.parts or self.in_order else folder
+        return blocks_of(run, self.method, folder, self._digest(run, variant))
+
+    def _evaluating(self, variant: Variant) -> Run:
+        """The run of the fit whose held-out rows evaluate."""
+        settings, ids, validation = variant.settings, self.ids, self.validation
+        if self.parts:
+            ids, validation = list(range(self.parts)), "auto"
+            if settings.begin is not None:
+                begin = settings.begin.repeat_interleave(self.parts, 0)
+                settings = replace(settings, begin=begin)
+        return self._prepared(
+            replace(variant, settings=settings), ids, validation, bool(self.parts)
+        )
 
     def on_all_rows(self, chosen: Sequence[Posterior]) -> list[Posterior]:
         """The posteriors that are returned, for the evaluated ones that were chosen."""

@@ -136,6 +136,9 @@ class World:
         self._temporary: str | None = None
         self._store: Any = None
 
+    def __deepcopy__(self, memo: Any) -> World:
+        return self  # a posterior, which waits for others when it is saved, may be copied
+
     def __enter__(self) -> World:
         try:
             self._store = _store()

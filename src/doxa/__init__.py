@@ -75,8 +75,9 @@ __all__ = [
     "HierarchicalGP", "ImplicitPrior", "LaplaceNoise", "LaplacePrior", "Method", "MixturePosterior",
     "Model", "NegativeBinomial", "Normal", "Poisson", "Posterior", "Predictive", "Runs",
     "ScaleMixture", "StudentT", "StudentTPrior", "Sweep", "Training", "blocks", "decide",
-    "diagnose", "errors", "evaluate", "evidence", "fit", "functional_prior", "get_method", "join", "load",
-    "methods", "nets", "plan", "prior_scales", "sample", "selection", "text", "transforms", "tune",
+    "diagnose", "errors", "evaluate", "evidence", "fit", "functional_prior", "get_method", "join",
+    "load", "methods", "nets", "plan", "prior_scales", "sample", "selection", "text", "transforms",
+    "tune",
 ]  # fmt: skip
 __all__ += [row.class_name for row in ROWS]  # the methods themselves
 

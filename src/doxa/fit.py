@@ -315,6 +315,20 @@ _checked = keywords(
 )  # fmt: skip
 
 
+def _by_all_processes(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorator: where a launcher has started several processes, they make the call together."""
+
+    @wraps(function)
+    def called(*args: P.args, **given: P.kwargs) -> R:
+        if "WORLD_SIZE" not in os.environ and not torch.distributed.is_initialized():
+            return function(*args, **given)
+        from doxa.driver.processes import together
+
+        return together(function)(*args, **given)
+
+    return called
+
+
 @overload
 def fit(
     model: Model | nn.Module | None,
@@ -335,20 +349,6 @@ def fit(
     runs: Runs,
     **options: Unpack[FitOptions],
 ) -> Sweep: ...
-
-
-def _by_all_processes(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorator: where a launcher has started several processes, they make the call together."""
-
-    @wraps(function)
-    def called(*args: P.args, **given: P.kwargs) -> R:
-        if "WORLD_SIZE" not in os.environ and not torch.distributed.is_initialized():
-            return function(*args, **given)
-        from doxa.driver.processes import together
-
-        return together(function)(*args, **given)
-
-    return called
 
 
 @grouped

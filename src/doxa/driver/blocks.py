@@ -361,7 +361,8 @@ class Bar:
         def opened(name: str, steps: int, done: int) -> Any:
             if self._bar is None:
                 start = block * steps + done
-                self._bar = self._shown.enter_context(bars.shown(name, self.count * steps, start))
+                self._bar = bars.shown(name, self.count * steps, start)
+                self._shown.enter_context(self._bar)
             return nullcontext(_Shifted(self._bar, block * steps))
 
         return opened

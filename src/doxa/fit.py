@@ -351,9 +351,9 @@ def fit(
 ) -> Sweep: ...
 
 
+@_by_all_processes
 @grouped
 @_checked
-@_by_all_processes
 @default_modes(train=True)
 @threads_for(0.0)
 def fit(

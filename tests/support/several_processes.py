@@ -71,7 +71,8 @@ def killed(out: Path) -> None:
 
     def fit(checkpoint: Any) -> Any:
         return fitted("ensemble", runs=None, members=6, steps=int(os.environ["STEPS"]),
-                      checkpoint=checkpoint, checkpoint_every=0.05, validation=None)  # fmt: skip
+                      checkpoint=checkpoint, checkpoint_every=0.05, validation=None,
+                      engine="stack:eager")  # fmt: skip
 
     write(out / f"{os.environ.get('NAME', 'done')}.json", facts(fit(out / "run")))
 

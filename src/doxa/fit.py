@@ -46,7 +46,6 @@ from doxa.driver.alternatives import (
     best_of_alternatives,
     changed_settings,
 )
-from doxa.driver.blocks import others
 from doxa.driver.fits import Fits, Variant
 from doxa.driver.runs import Runs, RunSpec, Sweep
 from doxa.driver.setup import (
@@ -619,9 +618,6 @@ def fit(
         posterior.fitted_rows = rows
         if call.inferred and call.inferred.message:
             posterior.metadata["likelihood"] = call.inferred.message
-    world = others.get()
-    for posterior in posteriors if world is not None else ():
-        posterior.writing = world.writing
     return posteriors[0] if runs is None else Sweep(posteriors, specs)
 
 

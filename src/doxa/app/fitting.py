@@ -510,6 +510,12 @@ def prepare_out(out: Path, overwrite: bool = False) -> Path:
         raise StoreError(
             f"{out} is the current folder, or contains it; choose another folder for --out"
         )
+    return checkpoint_of(out)
+
+
+def checkpoint_of(out: Path) -> Path:
+    """The folder of the checkpoints of a run."""
+    place = Path(os.path.abspath(out))
     named = place.with_name(place.name + ".checkpoint")
     return named if len(os.fsencode(named.name)) < 224 else beside(place, ".checkpoint")
 

@@ -29,6 +29,7 @@ import shutil
 import socket
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -43,6 +44,7 @@ from torch.utils._pytree import tree_flatten
 from doxa.driver.blocks import others
 from doxa.errors import ProcessError
 from doxa.method import Method, Run
+from doxa.posterior.base import writing
 from doxa.store.tensors import bytes_of
 
 log = logging.getLogger("doxa")
@@ -70,6 +72,12 @@ def launched() -> tuple[int, int] | None:
             return None
         rank, size = distributed.get_rank(), distributed.get_world_size()
     return (rank, size) if size > 1 else None
+
+
+def is_first() -> bool:
+    """Whether this is process 0, or the only one: it prints and writes."""
+    found = launched()
+    return found is None or found[0] == 0
 
 
 @cache
@@ -134,10 +142,8 @@ class World:
         self.block = ""  # the block that this process trains, for messages
         self._exchanges, self._folders = itertools.count(), itertools.count()
         self._temporary: str | None = None
+        self._written: Counter[str] = Counter()
         self._store: Any = None
-
-    def __deepcopy__(self, memo: Any) -> World:
-        return self  # a posterior, which waits for others when it is saved, may be copied
 
     def __enter__(self) -> World:
         try:
@@ -153,6 +159,7 @@ class World:
         try:
             if error is None:
                 self.exchange("end", "")
+                writing.set(self.writing)  # from here on, process 0 saves
             elif not isinstance(error, OtherFailed):
                 self._fail(error)
         finally:
@@ -240,8 +247,10 @@ class World:
 
     @contextmanager
     def writing(self, what: str) -> Iterator[bool]:
-        """A context for a file that process 0 writes: True there. The others wait until it has."""
-        key = f"{self.call}/written/{what}/0"  # process 0 may also write alone, and never waits
+        """A context for a path that process 0 writes: True there. The others wait until it has, as
+        often as they come to it. Process 0 waits for nobody: it may also write alone."""
+        self._written[what] += 1
+        key = f"{self.call}/written/{self._written[what]}/{what}/0"
         if self.rank:
             self._wait([key], f"process 0 writes {what}")
             yield False

@@ -13,6 +13,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Required, Self, TypedDict
@@ -164,6 +165,13 @@ class AlternativeFits(TypedDict):
     chosen: bool  # whether one of them is this posterior
     settings: str  # its settings, as text; empty if the defaults were kept
     validation_of_defaults: float  # the held-out score of the defaults
+
+
+# After a fit by several processes: the context in which one of them writes a path, and the others
+# wait for it (True in that one).
+writing: ContextVar[Callable[[str], AbstractContextManager[bool]] | None] = ContextVar(
+    "doxa_writing", default=None
+)
 
 
 class Processes(TypedDict):
@@ -371,9 +379,6 @@ class Posterior(describe.Described, ABC):
     transform: PredictiveTransform | None = None  # a recalibration or a conformal correction
     fitted_rows: FittedRows | None = None  # None: not known, for example for streamed rows
     input_reference: Tensor | None = None  # [R, K], what the inputs of new rows are compared with
-    # Of a fit by several processes: the context in which one of them writes a file, and the others
-    # wait for it (True in that one).
-    writing: Callable[[str], AbstractContextManager[bool]] | None = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -746,10 +751,11 @@ class Posterior(describe.Described, ABC):
         -----
         After a fit by several processes, process 0 writes, and the others wait until it has.
         """
-        if self.writing is None:
+        one_writes = writing.get()
+        if one_writes is None:
             self._write(path, frozen)
             return
-        with self.writing(str(path)) as first:
+        with one_writes(str(path)) as first:
             if first:
                 self._write(path, frozen)
 

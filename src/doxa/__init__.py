@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from doxa import errors, nets
 from doxa.density import Draws, sample, transforms
-from doxa.driver.claims import join
 from doxa.driver.runs import Runs, Sweep
 from doxa.engine import Engine
 from doxa.fit import Checkpoint, Compute, Training, fit
@@ -43,6 +42,7 @@ from doxa.priors import (
 )  # fmt: skip
 from doxa.priors.functions import GPPrior, HierarchicalGP, ImplicitPrior
 from doxa.registry import ROWS, get_method, methods
+from doxa.store import join
 
 if TYPE_CHECKING:  # what type checkers know in full; a method that is not here is Any to them
     from doxa import decide, diagnose, evaluate, selection, text

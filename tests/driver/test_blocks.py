@@ -19,11 +19,12 @@ from torch import Tensor, nn
 
 import doxa
 from doxa import store
-from doxa.driver import blocks, claims, loop
+from doxa.driver import blocks, loop
 from doxa.driver.blocks import cut
 from doxa.errors import MethodError, ProcessError, StoreError
 from doxa.method import FitSettings
 from doxa.registry import ROWS
+from doxa.store import claims
 
 
 def rows(n: int = 120) -> tuple[Tensor, Tensor]:
@@ -262,6 +263,7 @@ def test_two_results_of_one_block_have_to_be_equal(tmp_path: Path) -> None:
 
 def test_a_checkpoint_of_one_block_goes_on(tmp_path: Path) -> None:
     """A loop over members that an earlier version, or a fit with callbacks, has begun."""
+
     def interrupt(step: int, info: Any) -> None:
         if step >= 10:
             raise KeyboardInterrupt
@@ -347,7 +349,7 @@ def test_many_take_an_expired_lease_and_one_has_it(
 
 
 def test_a_process_that_has_ended_needs_no_wait(place: claims.Place) -> None:
-    code = "import json; from doxa.driver.claims import this_process; "
+    code = "import json; from doxa.store.claims import this_process; "
     if sys.platform != "linux":
         pytest.skip("only Linux says when a process has started")
     done = subprocess.run(

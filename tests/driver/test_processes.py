@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import os
 import random
 import signal
@@ -18,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ from doxa import store
 from doxa.driver import processes
 from doxa.errors import MethodError, ProcessError
 
+log = logging.getLogger(__name__)
 SCRIPT = Path(__file__).resolve().parents[1] / "support" / "several_processes.py"
 
 
@@ -150,7 +153,7 @@ def test_an_error_in_a_block_reaches_every_process(ranks: Callable[..., list[Any
 def test_an_error_before_the_fit_reaches_every_process(ranks: Callable[..., list[Any]]) -> None:
     found = ranks(lambda rank: fitted("ensemble", seed=-1 if rank else 0, runs=None, lr=None))
     assert all(isinstance(error, doxa.errors.DoxaError) for error in found), found
-    assert isinstance(found[0], ProcessError) or isinstance(found[0], MethodError)
+    assert isinstance(found[0], ProcessError | MethodError)
 
 
 def test_a_process_that_does_not_call_is_named(
@@ -236,7 +239,7 @@ def test_any_number_of_processes_gives_the_same_bits(tmp_path: Path, count: int)
         assert alone[case]["blocks"] == (6 if divided else 1)
         assert len(found[0][case]["by"]) == alone[case]["blocks"]
     by = {case: len(set(found[0][case]["by"])) for case in CASES}
-    print("processes that trained a block:", by)
+    log.info("processes that trained a block: %s", by)
     assert all(number > 1 for case, number in by.items() if case != "process"), by
     for one in found:
         assert "the settings differs" in one["errors"][0]
@@ -251,8 +254,9 @@ def test_five_kills_cost_nothing_but_time(tmp_path: Path) -> None:
     draw, interrupted = random.Random(0), 0
     for kill in range(5):
         process = started(tmp_path, "killed", 0, STEPS="2400")
-        owned = lambda process=process: f'"pid": {process.pid},' in "".join(  # noqa: E731
-            path.read_text() for path in tmp_path.glob("run/blocks/*/lease")
+        owned = lambda process=process: (
+            f'"pid": {process.pid},'
+            in "".join(path.read_text() for path in tmp_path.glob("run/blocks/*/lease"))
         )
         assert _waited(owned, 50)
         time.sleep(3.0 * draw.random())
@@ -298,6 +302,11 @@ def test_a_process_that_pauses_past_its_lease_does_no_harm(tmp_path: Path) -> No
     assert one["hash"] == two["hash"]
     logs = "".join(path.read_text(errors="replace") for path in tmp_path.glob("log*.txt"))
     assert "Traceback" not in logs
+
+
+def _has_a_lease(out: Path, pid: int) -> bool:
+    leases = "".join(path.read_text() for path in out.glob("run/blocks/*/lease"))
+    return f'"pid": {pid},' in leases
 
 
 def _waited(condition: Callable[[], bool], seconds: float) -> bool:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 import doxa
-from doxa.driver import claims
+from doxa.store import claims
 
 # One method of each family that divides members, and one that does not.
 CASES: dict[str, tuple[Any, dict[str, Any]]] = {

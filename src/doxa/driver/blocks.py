@@ -21,7 +21,7 @@ number of processes trains the same blocks, and a stored recipe says which they 
 
 **Folders.** A fit of one block has its checkpoints in the folder itself, which is locked. A fit of
 several blocks has a subfolder `blocks` with one folder per block, whose results stay there
-(`claims.py`). Several processes, or several calls of the same fit, divide these blocks among
+(`store/claims.py`). Several processes, or several calls of the same fit, divide these blocks among
 themselves.
 """
 
@@ -45,6 +45,8 @@ from doxa import store
 from doxa.data import free_memory
 from doxa.driver import bar as bars
 from doxa.driver.loop import (
+    CHECKPOINT_FORMAT,
+    DrawsInMemory,
     Driver,
     FitCheckpoints,
     Progress,
@@ -53,18 +55,20 @@ from doxa.driver.loop import (
     without_moments,
 )
 from doxa.engine.engine import default_modes, threads, threads_for
+from doxa.errors import StoreError
 from doxa.linalg.layout import LARGE
 from doxa.method import Method, Run, State
+from doxa.store import claims
+from doxa.store.claims import FOLDER
 
 log = logging.getLogger("doxa")
 
-FOLDER = "blocks"  # as in `claims.py`
 POLL = 0.1  # seconds between looks at the blocks of other processes
 others: ContextVar[Any] = ContextVar("doxa_others", default=None)  # `processes.World` of this call
 # Weights × rows × members of a step of one block of stacked members: from here on, the overhead of
 # a step is less than a twentieth of it. Measured on a CPU by benchmarks/processes.py; on other
 # devices, where a step has to be larger to fill the device, an estimate.
-WORK, WORK_ON_DEVICE = 3.2e7, 1e10
+WORK, WORK_ON_DEVICE = 2e8, 1e10
 
 
 def block_size(run: Run, method: Method) -> int:
@@ -132,8 +136,6 @@ def opened(
             run, size = replace(run, engine=saved_engine(run.engine, found, folder)), run.size
         blocks, places = cut(run.size, size), None
         if shared:
-            from doxa.driver import claims
-
             engine = {name: getattr(run.engine, name) for name in ("kind", "native", "chunk")}
             agreed = claims.agreed_cut(folder / FOLDER, digest, {"size": size, "engine": engine})
             blocks = cut(run.size, agreed["size"])
@@ -179,7 +181,7 @@ class Work:
     method: Method
     blocks: list[slice]
     checkpoints: FitCheckpoints | None = None
-    places: list[Any] | None = None
+    places: list[claims.Place] | None = None
 
     def train(self) -> Trained:
         """Train all blocks, and join their results."""
@@ -212,8 +214,6 @@ class Work:
 
     def train_one(self, i: int) -> bool:
         """Train one block, unless another process does. Whether its result is there."""
-        from doxa.driver import claims
-
         assert self.places is not None
         with Bar(1) as bar, self.run.engine.rounding():
             return self.places[i].done or self._train(i, bar, 0, claims.Seen(), 0)
@@ -226,11 +226,10 @@ class Work:
         joined = Joined(self.run.size, self.run.settings.draws_budget)
         products, by = [], []
         for block, place in zip(self.blocks, self.places, strict=True):
-            with members_of(self.run, block) as run:
-                at, facts_of_block = place.result(run)
+            at, meta = _result(place, self.run.device)
             joined.add(block, at)
-            products.append(float(facts_of_block["product"]))
-            by.append(facts_of_block["rank"])
+            products.append(float(meta["product"]))
+            by.append(meta["rank"])
         if world is not None:
             facts["processes"] = {"count": world.size, "blocks_by": by}
         if len(self.blocks) == 1:
@@ -238,8 +237,6 @@ class Work:
         return Trained(joined.progress(), max(products), facts)
 
     def _train_free(self, world: Any) -> None:
-        from doxa.driver import claims
-
         assert self.places is not None
         seen, count = claims.Seen(), len(self.blocks)
         first = 0 if world is None else world.rank * count // world.size
@@ -272,16 +269,54 @@ class Work:
                 with members_of(self.run, self.blocks[i]) as run:
                     if rank:  # the bar is that of process 0
                         run = replace(run, settings=replace(run.settings, progress=False))
-                    checkpoints = place.checkpoints(lease)
+                    folder = store.Checkpoints(place.checkpoints(lease))
+                    found = own_checkpoint(folder, place.digest)
+                    checkpoints = FitCheckpoints(folder, place.digest, found)
                     one = len(self.blocks) == 1
                     driver = Driver(run, self.method, checkpoints, bar.of(done), alone=one)
-                    place.publish(lease, driver.drive(), {"rank": rank, "product": driver.product})
+                    tensors, meta = _published(driver.drive())
+                    place.publish(lease, tensors, meta | {"rank": rank, "product": driver.product})
             except BaseException:
                 place.release(lease)
                 raise
             if world is not None:
                 world.block = ""
         return True
+
+
+def _published(at: Progress) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors and the facts of the result of a block: without the moments of the optimiser of a
+    large network, and without what only a step needs."""
+    kept = at.kept
+    plain = replace(at, state=_lasting(at.state), good={}, best={}, kept=None)
+    tensors, progress = plain.to_checkpoint()
+    if kept is not None:
+        tensors["draws"] = kept.tensor()
+    return tensors, {
+        "format": CHECKPOINT_FORMAT, "progress": progress, "shape": list(at.shape),
+    }  # fmt: skip
+
+
+def _result(place: claims.Place, device: torch.device) -> tuple[Progress, dict[str, Any]]:
+    """The result of a block, as it was published, and its facts."""
+    tensors, meta = place.result()
+    if meta.get("format") != CHECKPOINT_FORMAT:
+        raise StoreError(
+            f"the result in {place.path} has format {meta.get('format')!r}, of another version of "
+            f"doxa; this version reads format {CHECKPOINT_FORMAT}. Remove it to start over"
+        )
+    with store.decoding(place.path):
+        draws = tensors.pop("draws", None)
+        moved = {name: value.to(device) for name, value in tensors.items()}
+        at = Progress.from_checkpoint(moved, meta["progress"])
+        kept = None if draws is None else DrawsInMemory.of(draws)
+        return replace(at, kept=kept, shape=tuple(meta["shape"])), meta
+
+
+def _lasting(state: State) -> State:
+    """The state that a result keeps."""
+    large = any(v[0].numel() >= LARGE for v in state.values() if v.ndim > 1)
+    return without_moments(state) if large else state
 
 
 @dataclass(frozen=True)
@@ -442,8 +477,7 @@ class Joined:
 
     def add(self, block: slice, at: Progress) -> None:
         """Take the result of a block. Its own state is dropped."""
-        large = any(v[0].numel() >= LARGE for v in at.state.values() if v.ndim > 1)
-        for name, value in (without_moments(at.state) if large else at.state).items():
+        for name, value in _lasting(at.state).items():
             if name not in self.state:
                 self.state[name] = value.new_empty((self.members, *value.shape[1:]))
             self.state[name][block] = value

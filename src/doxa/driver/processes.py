@@ -3,11 +3,11 @@
     torchrun --nproc-per-node 4 script.py
 
 Each process runs the same script, and each call of `doxa.fit` is made by all of them. They divide
-the blocks of the fit (`blocks.py`, `claims.py`) through a folder, and every process returns the
-same posterior. They talk through the key-value store of `torch.distributed` only: nothing is
+the blocks of the fit (`blocks.py`, `store/claims.py`) through a folder, and every process returns
+the same posterior. They talk through the key-value store of `torch.distributed` only: nothing is
 summed between processes, and no process group is needed or made.
 
-    current         the processes of the call that this thread is in; None for one process
+    launched        the number of this process and of all; None for one process
     together        decorator of `fit`: one call of all processes
     alone           a context in which calls are of this process alone
     World           what the processes of a call say to each other
@@ -25,7 +25,6 @@ import itertools
 import json
 import logging
 import os
-import shutil
 import socket
 import tempfile
 import time
@@ -66,11 +65,7 @@ def launched() -> tuple[int, int] | None:
     try:
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     except (KeyError, ValueError):
-        from torch import distributed
-
-        if not (distributed.is_available() and distributed.is_initialized()):
-            return None
-        rank, size = distributed.get_rank(), distributed.get_world_size()
+        return None
     return (rank, size) if size > 1 else None
 
 
@@ -90,10 +85,7 @@ def _store() -> Any:
         raise ProcessError(
             "this torch has no torch.distributed: start one process, or install another build"
         )
-    if "MASTER_ADDR" in os.environ and "RANK" in os.environ:
-        found = next(iter(rendezvous("env://", timeout=timedelta(seconds=TIMEOUT))))[0]
-    else:  # the user has made a process group in another way
-        found = distributed.distributed_c10d._get_default_store()
+    found = next(iter(rendezvous("env://", timeout=timedelta(seconds=TIMEOUT))))[0]
     return distributed.PrefixStore("doxa", found)
 
 
@@ -142,13 +134,14 @@ class World:
         self.block = ""  # the block that this process trains, for messages
         self._exchanges, self._folders = itertools.count(), itertools.count()
         self._temporary: str | None = None
+        self._made: tempfile.TemporaryDirectory[str] | None = None
         self._written: Counter[str] = Counter()
         self._store: Any = None
 
     def __enter__(self) -> World:
         try:
             self._store = _store()
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
             raise ProcessError(
                 f"process {self.rank} of {self.size} cannot reach the others: {error}; check "
                 "MASTER_ADDR and MASTER_PORT, or set DOXA_PROCESSES=alone for a fit of its own"
@@ -163,8 +156,8 @@ class World:
             elif not isinstance(error, OtherFailed):
                 self._fail(error)
         finally:
-            if self._temporary is not None and self.rank == 0:
-                shutil.rmtree(self._temporary, ignore_errors=True)
+            if self._made is not None:
+                self._made.cleanup()
 
     def _fail(self, error: BaseException) -> None:
         where = f" in block {self.block}" if self.block else ""
@@ -241,7 +234,11 @@ class World:
                 ": pass checkpoint= with a folder that all of them see"
             )
         if self._temporary is None:
-            made = tempfile.mkdtemp(prefix="doxa-blocks-") if self.rank == 0 else ""
+            if self.rank == 0:
+                self._made = tempfile.TemporaryDirectory(
+                    prefix="doxa-blocks-", ignore_cleanup_errors=True
+                )
+            made = "" if self._made is None else self._made.name
             self._temporary = str(self.exchange("folder", made)[0])
         return Path(self._temporary) / str(next(self._folders))
 

@@ -28,25 +28,23 @@ import socket
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from doxa import store
-from doxa.driver.loop import (
-    CHECKPOINT_FORMAT,
-    DrawsInMemory,
-    FitCheckpoints,
-    Progress,
-    own_checkpoint,
-    without_moments,
-)
 from doxa.errors import MethodError, ProcessError, StoreError
-from doxa.linalg.layout import LARGE
-from doxa.method import Run
-from doxa.store.artefact import CHECKSUMS, make_directory, readable_errors
+from doxa.store.artefact import (
+    CHECKSUMS,
+    decoding,
+    make_directory,
+    read_artefact,
+    readable_errors,
+    write_artefact,
+    write_text,
+)
+from doxa.store.checkpoints import Checkpoints
 from doxa.store.draws import NAME as DRAWS
 
 log = logging.getLogger("doxa")
@@ -234,15 +232,14 @@ class Place:
             old.unlink()
             return lease if lease.create() else None
 
-    def checkpoints(self, lease: Lease) -> FitCheckpoints:
-        """The checkpoints of this process, after those that another has left."""
+    def checkpoints(self, lease: Lease) -> Path:
+        """The folder for the checkpoints of this process, with those that another has left."""
         own = self.path / lease.nonce
         with readable_errors("written", own):
             self._take_over(own)
             make_directory(own)
-            store.write_text(own / "owner", json.dumps(this_process()))
-        folder = store.Checkpoints(own)
-        return FitCheckpoints(folder, self.digest, own_checkpoint(folder, self.digest))
+            write_text(own / "owner", json.dumps(this_process()))
+        return own
 
     def _take_over(self, own: Path) -> None:
         """Move or copy the checkpoints that are furthest. Those of a process that may still run are
@@ -253,7 +250,7 @@ class Place:
         at: dict[Path, int] = {}
         for other in others:
             try:
-                found = store.Checkpoints(other).latest()
+                found = Checkpoints(other).latest()
             except StoreError as error:
                 log.warning("checkpoints in %s are not used: %s", other, error)
                 continue
@@ -271,7 +268,7 @@ class Place:
         with contextlib.suppress(FileNotFoundError):
             shutil.copyfile(best / DRAWS, own / DRAWS)
         for name in os.listdir(best):
-            if store.Checkpoints.is_name(name):
+            if Checkpoints.is_name(name):
                 try:
                     shutil.copytree(best / name, own / name)
                 except (shutil.Error, FileNotFoundError):  # its process has removed it just now
@@ -282,16 +279,11 @@ class Place:
         with contextlib.suppress(OSError):
             os.rename(self.path / lease.nonce, self.path / f"{_FREE}{lease.nonce}")
 
-    def publish(self, lease: Lease, at: Progress, by: Mapping[str, Any]) -> None:
+    def publish(self, lease: Lease, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
         """Give the complete result its name, and remove the checkpoints."""
         own = self.path / lease.nonce
-        tensors, progress = result_of(at)
-        meta = {
-            "format": CHECKPOINT_FORMAT, "fingerprint": self.digest, "progress": progress,
-            "shape": list(at.shape), "by": {**this_process(), **by},
-        }  # fmt: skip
         fresh = own / RESULT
-        store.write_artefact(fresh, tensors, meta)
+        write_artefact(fresh, tensors, {**meta, "fingerprint": self.digest, "by": this_process()})
         with readable_errors("written", self.path):
             self.rename(fresh)
         shutil.rmtree(own, ignore_errors=True)
@@ -319,17 +311,12 @@ class Place:
             )
         log.info("%s was also trained by another process, with the same result", self.path)
 
-    def result(self, run: Run) -> tuple[Progress, dict[str, Any]]:
-        """The published result, and the process that has trained it."""
-        tensors, meta = store.read_artefact(self.path / RESULT)
-        with store.decoding(self.path / RESULT):
-            if meta["format"] != CHECKPOINT_FORMAT or meta["fingerprint"] != self.digest:
-                raise other_fit(self.path)
-            draws = tensors.pop("draws", None)
-            moved = {name: value.to(run.device) for name, value in tensors.items()}
-            at = Progress.from_checkpoint(moved, meta["progress"])
-            kept = None if draws is None else DrawsInMemory.of(draws)
-            return replace(at, kept=kept, shape=tuple(meta["shape"])), dict(meta["by"])
+    def result(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The published result."""
+        tensors, meta = read_artefact(self.path / RESULT)
+        if meta.get("fingerprint") != self.digest:
+            raise other_fit(self.path)
+        return tensors, meta
 
 
 def join(folders: Iterable[str | Path], to: str | Path) -> Path:
@@ -379,7 +366,7 @@ def join(folders: Iterable[str | Path], to: str | Path) -> Path:
 
 def _copy(result: Path, to: Path, digest: str) -> None:
     """Copy a result into the folder of its block, atomically."""
-    store.read_artefact(result)  # its checksums are right
+    read_artefact(result)  # its checksums are right
     place = Place(to, digest)
     with readable_errors("written", to):
         make_directory(to)
@@ -396,19 +383,6 @@ def other_fit(path: Path) -> MethodError:
         f"the blocks in {path} belong to another fit (other data, method, seed or members): use "
         "another folder, or remove it to start over"
     )
-
-
-def result_of(at: Progress) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors and the facts of a result: without the moments of the optimiser of a large
-    network, and without what only a step needs."""
-    large = any(v[0].numel() >= LARGE for v in at.state.values() if v.ndim > 1)
-    kept = at.kept
-    state = without_moments(at.state) if large else at.state
-    plain = replace(at, state=state, good={}, best={}, kept=None)
-    tensors, progress = plain.to_checkpoint()
-    if kept is not None:
-        tensors["draws"] = kept.tensor()
-    return tensors, progress
 
 
 def _sum(artefact: Path) -> str:
@@ -434,7 +408,7 @@ def agreed_cut(folder: Path, digest: str, cut: Mapping[str, Any]) -> dict[str, A
         finally:
             fresh.unlink(missing_ok=True)
     found = _facts(_read(path))
-    with store.decoding(path):
+    with decoding(path):
         if found["fingerprint"] != digest:
             raise other_fit(folder)
         if type(found["size"]) is not int or found["size"] < 1:

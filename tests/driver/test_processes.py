@@ -254,11 +254,7 @@ def test_five_kills_cost_nothing_but_time(tmp_path: Path) -> None:
     draw, interrupted = random.Random(0), 0
     for kill in range(5):
         process = started(tmp_path, "killed", 0, STEPS="2400")
-        owned = lambda process=process: (
-            f'"pid": {process.pid},'
-            in "".join(path.read_text() for path in tmp_path.glob("run/blocks/*/lease"))
-        )
-        assert _waited(owned, 50)
+        assert _waited(partial(_has_a_lease, tmp_path, process.pid), 50)
         time.sleep(3.0 * draw.random())
         alive = process.poll() is None
         stop(process)
@@ -266,8 +262,7 @@ def test_five_kills_cost_nothing_but_time(tmp_path: Path) -> None:
             sorted(path.name for path in tmp_path.glob(f"run/blocks/{what}"))
             for what in ("*/result", "*/*/*-step-*")
         )
-        print(f"kill {kill}: {'in the fit' if alive else 'after its end'}; {len(done)} results, "
-              f"checkpoints {begun}")  # fmt: skip
+        log.info("kill %d: %d results, checkpoints %s", kill, len(done), begun)
         interrupted += alive and bool(begun)
     assert interrupted >= 2
     finished(started(tmp_path, "killed", 0, STEPS="2400"), tmp_path, 120)

@@ -348,6 +348,22 @@ def test_many_take_an_expired_lease_and_one_has_it(
     assert len(found) == 1
 
 
+def test_a_lease_that_changes_hands_meanwhile_is_given_back(
+    place: claims.Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claims, "EXPIRES", -1.0)
+    foreign(place)
+    text, rename = (place.path / claims.LEASE).read_text(), os.rename
+
+    def late(old: Any, new: Any) -> None:  # another process was faster, and has it now
+        foreign(place, nonce="third")
+        rename(old, new)
+
+    monkeypatch.setattr(os, "rename", late)
+    assert place.claim(claims.Seen({place.path / claims.LEASE: (text, 0.0)})) is None
+    assert claims.holder((place.path / claims.LEASE).read_text()) == "third"
+
+
 def test_a_process_that_has_ended_needs_no_wait(place: claims.Place) -> None:
     code = "import json; from doxa.store.claims import this_process; "
     if sys.platform != "linux":

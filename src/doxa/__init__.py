@@ -29,7 +29,7 @@ from doxa.likelihoods import (
 )  # fmt: skip
 from doxa.method import Method
 from doxa.model import Model
-from doxa.plan import FitPlan, plan
+from doxa.plan import FitPlan, blocks, plan
 from doxa.posterior import MixturePosterior, Posterior, load, prior_scales
 from doxa.predictive import Predictive
 from doxa.priors import (
@@ -43,6 +43,7 @@ from doxa.priors import (
 )  # fmt: skip
 from doxa.priors.functions import GPPrior, HierarchicalGP, ImplicitPrior
 from doxa.registry import ROWS, get_method, methods
+from doxa.store import join
 
 if TYPE_CHECKING:  # what type checkers know in full; a method that is not here is Any to them
     from doxa import decide, diagnose, evaluate, selection, text
@@ -76,9 +77,9 @@ __all__ = [
     "HierarchicalGP", "ImplicitPrior", "LaplaceNoise", "LaplacePrior", "Method", "MixturePosterior",
     "Model", "NegativeBinomial", "Normal", "Poisson", "Posterior", "Predictive", "Runs",
     "ScaleMixture", "Snapshot", "Snapshots", "StudentT", "StudentTPrior", "Sweep", "Training",
-    "decide", "diagnose", "errors", "evaluate", "evidence", "fit", "functional_prior", "get_method",
-    "load", "methods", "nets", "plan", "prior_scales", "sample", "selection", "text", "transforms",
-    "transitions", "tune",
+    "blocks", "decide", "diagnose", "errors", "evaluate", "evidence", "fit", "functional_prior",
+    "get_method", "join", "load", "methods", "nets", "plan", "prior_scales", "sample", "selection",
+    "text", "transforms", "transitions", "tune",
 ]  # fmt: skip
 __all__ += [row.class_name for row in ROWS]  # the methods themselves
 

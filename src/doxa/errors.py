@@ -20,6 +20,7 @@ __all__ = [
     "MissingExtra",
     "ModelError",
     "NumericalError",
+    "ProcessError",
     "ShapeError",
     "StoreError",
     "Unavailable",
@@ -78,6 +79,10 @@ class CorruptedArtefact(StoreError):
 
 class BaseMismatch(ModelError):
     """A posterior was saved without its frozen parameters, and those of the network are others."""
+
+
+class ProcessError(DoxaError, RuntimeError):
+    """The processes of one fit disagree, or one of them has failed or does not answer."""
 
 
 class FolderInUse(StoreError):

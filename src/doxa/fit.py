@@ -22,6 +22,7 @@ from __future__ import annotations
 import inspect
 import logging
 import math
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -172,6 +173,8 @@ class Compute:
         "blocks", or names of layers: their activations are not kept for the backward pass.
     channels_last : bool
         Whether images are in the memory format `torch.channels_last` in training.
+    block_size : int, optional
+        The most members that are trained together. Default: a rule on the amount of work.
 
     Examples
     --------
@@ -188,6 +191,7 @@ class Compute:
     trunk_outputs: bool | str | Path = True
     recompute: str | Sequence[str] | None = None
     channels_last: bool = False
+    block_size: int | None = None
 
     def __repr__(self) -> str:
         return _changed(self)
@@ -297,6 +301,7 @@ class FitOptions(TypedDict, total=False):
     trunk_outputs: bool | str | Path
     recompute: str | Sequence[str] | None
     channels_last: bool
+    block_size: int | None
     progress: bool | None
     engine: str | Engine
     callbacks: Sequence[Callback]
@@ -305,9 +310,23 @@ class FitOptions(TypedDict, total=False):
 _checked = keywords(
     seed=checks.seed, standardize=checks.flag, patience=checks.whole, batch_size=checks.whole,
     microbatch=checks.whole, steps=checks.whole, epochs=checks.positive, lr=checks.positive,
-    checkpoint_every=checks.seconds, draws_budget=checks.budget, callbacks=checks.functions,
-    channels_last=checks.flag,
+    block_size=checks.whole, checkpoint_every=checks.seconds, draws_budget=checks.budget,
+    callbacks=checks.functions, channels_last=checks.flag,
 )  # fmt: skip
+
+
+def _by_all_processes(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorator: where a launcher has started several processes, they make the call together."""
+
+    @wraps(function)
+    def called(*args: P.args, **given: P.kwargs) -> R:
+        if "WORLD_SIZE" not in os.environ:
+            return function(*args, **given)
+        from doxa.driver.processes import together
+
+        return together(function)(*args, **given)
+
+    return called
 
 
 @overload
@@ -332,6 +351,7 @@ def fit(
 ) -> Sweep: ...
 
 
+@_by_all_processes
 @grouped
 @_checked
 @default_modes(train=True)
@@ -373,6 +393,7 @@ def fit(
     trunk_outputs: bool | str | Path = True,
     recompute: str | Sequence[str] | None = None,
     channels_last: bool = False,
+    block_size: int | None = None,
     progress: bool | None = None,
     engine: str | Engine = "auto",
     callbacks: Sequence[Callback] = (),
@@ -421,7 +442,7 @@ def fit(
         The held-out rows. They are used for early stopping, for the noise level, and to evaluate
         the fit. "auto": methods that can overfit hold out a part of the rows, a different part for
         each member; with one member and fewer than 600 rows (50, if the network has more than
-        20,000 weights), other networks hold out the parts (`driver/cross_fit.py`), and the fit has
+        20,000 weights), other networks hold out the parts (`driver/fits.py`), and the fit has
         all rows. None: all rows are used for training. A fraction of the rows, or a pair (x, y):
         the same held-out rows for all members.
     patience : int, default 20
@@ -520,6 +541,12 @@ def fit(
         Whether images [N, C, H, W] are given to the network in the memory format
         `torch.channels_last` in training, where members are computed one at a time. Convolutions
         are often faster. The results are the same up to rounding; weights are stored as before.
+    block_size : int, default None
+        The most members that are trained together; members of all runs are counted. Each block is
+        trained as if it were a fit of its own, and several processes divide the blocks
+        (docs/many_processes.md). None means a rule on the amount of work: all members of small
+        networks, and one member where members run one after the other. The results of another size
+        are the same up to rounding.
     progress : bool, default None
         Whether to show progress: a bar if standard error is a terminal, otherwise plain lines at
         growing intervals. None means to show the bar on a terminal, and nothing otherwise.
@@ -828,8 +855,8 @@ def read_call(arguments: Mapping[str, Any]) -> Call:
         patience=options.patience, callbacks=options.callbacks,
         checkpoint_seconds=options.checkpoint_every, draws_budget=options.draws_budget,
         progress=sys.stderr.isatty() if options.progress is None else options.progress,
-        engine=options.engine, trunk_outputs=TrunkOutputs(options.trunk_outputs),
-        channels_last=options.channels_last,
+        engine=options.engine, block_size=options.block_size,
+        trunk_outputs=TrunkOutputs(options.trunk_outputs), channels_last=options.channels_last,
     )  # fmt: skip
     return Call(
         method, given, specs, problem, original, noise_model, inferred, settings, ids, earlier,
@@ -884,7 +911,7 @@ def _cross_fit_parts(
     given: Given, specs: Sequence[RunSpec], ids: Sequence[int], earlier: Sequence[WeightPosterior],
     problem: Problem,
 ) -> int:  # fmt: skip
-    """The number of parts if one network is fitted to few rows, else 0 (`driver/cross_fit.py`).
+    """The number of parts if one network is fitted to few rows, else 0 (`driver/fits.py`).
 
     A network that starts from an earlier fit to these rows has seen all parts: there are none.
     """

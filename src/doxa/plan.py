@@ -1,4 +1,4 @@
-"""`plan`: the memory and the time that a fit will take, before it runs.
+"""`plan`: the memory and the time that a fit will take, before it runs; `blocks`: its blocks.
 
 `plan` has the arguments of `fit`, and reads and checks them in the same way. It estimates the peak
 memory from the sizes alone, and times one gradient. No member is initialised or trained. `fit`
@@ -7,27 +7,33 @@ fit shows the same numbers.
 
 The time is that of the gradients of all steps. It follows from a short measurement on this machine,
 and differs between calls. Nothing in a fit depends on it.
+
+`blocks` lists the parts of a fit that can be trained apart (`driver/blocks.py`), for a scheduler
+that starts one process per block.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Any, Unpack
 
 import torch
 from torch.utils._pytree import tree_map
 
 from doxa.data import Data, free_memory
-from doxa.driver.fits import Variant
+from doxa.driver.blocks import Block
+from doxa.driver.fits import Fits, Variant
+from doxa.driver.processes import alone
 from doxa.driver.runs import Runs
+from doxa.errors import MethodError
 from doxa.fit import Call, FitOptions, read_call, with_options
 from doxa.method import Method
 from doxa.method.method import Workload, in_units, planned_parts, smaller_plans
 from doxa.model import Model
 
-__all__ = ["FitPlan", "plan"]
+__all__ = ["FitPlan", "blocks", "plan"]
 
 
 def __dir__() -> list[str]:
@@ -239,3 +245,63 @@ def _span(seconds: float) -> str:
 
 
 _plan = with_options("plan", _planned)
+
+
+def blocks(
+    model: Model | torch.nn.Module | None,
+    data: Any,
+    method: str | Method | type[Method] = "map",
+    *,
+    runs: Runs | None = None,
+    **options: Unpack[FitOptions],
+) -> list[Block]:
+    """List the blocks of a fit: members that are trained together, apart from all others.
+
+    Each block can be trained by a process of its own, such as a task of a job array. When all are
+    done, the same call of `doxa.fit` reads the results. If the processes had different folders,
+    `doxa.join` joins these first.
+
+    Parameters
+    ----------
+    model, data, method, runs
+        As in `doxa.fit`.
+    **options
+        The other arguments of `doxa.fit`. `checkpoint` is needed: the folder of the results.
+
+    Returns
+    -------
+    list of Block
+        The blocks, in order of their members. `block.run()` trains one of them. If the fit needs
+        two phases (cross-fitting of one network, rows in order of time), these are the blocks of
+        the first; `doxa.fit` trains the rest.
+
+    Examples
+    --------
+    >>> import tempfile, torch, doxa
+    >>> folder = tempfile.mkdtemp()
+    >>> net = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    >>> x = torch.linspace(-1, 1, 64)[:, None]
+    >>> options = dict(members=4, block_size=2, steps=50, checkpoint=folder)
+    >>> each = doxa.blocks(net, (x, torch.sin(3 * x)), "deep-ensemble", **options)
+    >>> [(block.name, block.run()) for block in each]
+    [('00000-00002', True), ('00002-00004', True)]
+    >>> posterior = doxa.fit(net, (x, torch.sin(3 * x)), "deep-ensemble", **options)  # reads them
+    """
+    found: list[Block] = _blocks(model, data, method, runs=runs, **options)
+    return found
+
+
+def _listed(arguments: Mapping[str, Any]) -> list[Block]:
+    folder = arguments["checkpoint"]
+    if folder is None:
+        raise MethodError("blocks need a folder for their results: pass checkpoint=")
+    call = read_call(arguments)
+    fits = Fits(
+        call.prepared, lambda run: None, call.method, call.ids, call.validation, call.parts,
+        call.in_order, str(folder), monotonic(),
+    )  # fmt: skip
+    with alone():  # each process trains its own
+        return fits.blocks(Variant(call.problem, call.settings, call.specs))
+
+
+_blocks = with_options("blocks", _listed)

@@ -93,6 +93,8 @@ class Row:
         Whether its posterior has a `log_evidence`.
     elbo : bool
         Whether its posterior has a lower bound on the evidence.
+    shares : str
+        What several processes can divide: "members" or "none"; as the class says (`Method.shares`).
     """
 
     name: str
@@ -111,6 +113,7 @@ class Row:
     docs: str = ""
     evidence: bool = False
     elbo: bool = False
+    shares: str = "members"
 
     @property
     def streams(self) -> str:
@@ -153,7 +156,8 @@ class MethodTable:
 
     def __repr__(self) -> str:
         columns = [("method", "name"), ("family", "family"), ("what it is", "summary"),
-                   ("cost (MAP = 1)", "cost"), ("paper", "paper")]  # fmt: skip
+                   ("cost (MAP = 1)", "cost"), ("processes share", "shares"),
+                   ("paper", "paper")]  # fmt: skip
         cells = [[title for title, _ in columns]]
         cells += [[str(getattr(row, key)) for _, key in columns] for row in self]
         widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
@@ -176,7 +180,7 @@ EXACT = (
         ("regression",),
         gives="evidence, a posterior over models",
         demo=Demo("50 Fourier features, exact", {"features": "fourier"}),
-        docs="methods.md", evidence=True),
+        docs="methods.md", shares="none", evidence=True),
 )  # fmt: skip
 
 
@@ -407,14 +411,14 @@ FUNCTION = (
         ("regression",),
         gives="evidence, no network",
         demo=Demo("RBF kernel, exact"),
-        docs="processes.md", evidence=True),
+        docs="processes.md", shares="none", evidence=True),
     Row("nngp", "doxa.function.wide.nngp:NNGP", "process",
         "Exact inference in an infinitely wide network: a GP with the architecture's kernel",
         "Lee et al. 2018", "no network, or one to read off; up to ~10,000 rows", "N³",
         gives="evidence, nothing is trained",
         short={"depth": 1},
         demo=Demo("2 hidden layers, ReLU"),
-        docs="infinite_width.md", evidence=True),
+        docs="infinite_width.md", shares="none", evidence=True),
     Row("ntk", "doxa.function.wide.ntk:NTK", "process",
         "An ensemble of infinitely wide networks after gradient descent",
         "Lee et al. 2019", "no network, one to read off, or any as it starts; up to ~5,000 rows",
@@ -422,21 +426,21 @@ FUNCTION = (
         gives="the limit of a deep ensemble, at any training time",
         short={"depth": 1},
         demo=Demo("2 hidden layers, ReLU"),
-        docs="infinite_width.md"),
+        docs="infinite_width.md", shares="none"),
     Row("sparse-gp", "doxa.function.sparse:SparseGP", "process",
         "Gaussian process through inducing points, mini-batches, any likelihood (SVGP)",
         "Titsias 2009; Hensman et al. 2013, 2015", "no network; any number of rows",
         "Z³ + BZ² a step", ("regression", "classification"),
         gives="bound, classes, streams", short={"inducing": 8},
         demo=Demo("RBF kernel, 20 inducing points", {"inducing": 20}, {"steps": 400}),
-        docs="sparse.md", elbo=True),
+        docs="sparse.md", shares="none", elbo=True),
     Row("deep-gp", "doxa.function.deep_gp:DeepGP", "process",
         "Layers of Gaussian processes, doubly stochastic variational inference",
         "Salimbeni & Deisenroth 2017", "no network; any number of rows",
         "L·(Z³ + BZ²) a step", ("regression", "classification"),
         gives="bound, functions that a GP cannot have", short={"inducing": 6},
         demo=Demo("2 layers, 20 inducing points", {"inducing": 20}, {"steps": 800}),
-        docs="sparse.md", elbo=True),
+        docs="sparse.md", shares="none", elbo=True),
     Row("fbnn", "doxa.function.functional_vi:FunctionalVI", "variational",
         "A network's functions held to a prior over functions, by spectral Stein gradients",
         "Sun, Zhang, Shi & Grosse 2019", "any network; real inputs for a GP prior", "50–100",
@@ -458,7 +462,7 @@ FUNCTION = (
         short={"draws": 20, "burn_in": 20, "thin": 1, "step_size": 2e-4, "prior_steps": 3,
                "functions": 8, "points": 6},
         demo=Demo("4 chains, RBF", {"burn_in": 3000, "thin": 20}),
-        docs="functional_priors.md"),
+        docs="functional_priors.md", shares="none"),
 )  # fmt: skip
 
 
@@ -471,28 +475,29 @@ NEURAL = (
         "Conditional neural process: the mean of an encoded context",
         "Garnelo et al. 2018a", _NEEDS, "own training",
         ("tasks",), gives="a new task in one pass, no training", short=_TINY, demo=_LEFT_OUT,
-        docs="neural_processes.md"),
+        docs="neural_processes.md", shares="none"),
     Row("np", "doxa.neural.np:NeuralProcess", "neural process",
         "Neural process: a latent variable draws whole functions",
         "Garnelo et al. 2018b", _NEEDS, "own training",
         ("tasks",), gives="a new task in one pass, function draws", short=_TINY, demo=_LEFT_OUT,
-        docs="neural_processes.md"),
+        docs="neural_processes.md", shares="none"),
     Row("anp", "doxa.neural.anp:AttentiveNP", "neural process",
         "Attentive neural process: targets attend to the context",
         "Kim et al. 2019", _NEEDS, "own training",
         ("tasks",), gives="the same, closer to the context", short=_TINY | {"heads": 2},
-        demo=_LEFT_OUT, docs="neural_processes.md"),
+        demo=_LEFT_OUT, docs="neural_processes.md", shares="none"),
     Row("tnp", "doxa.neural.tnp:TNP", "neural process",
         "Transformer neural process, point by point or autoregressive",
         "Nguyen & Grover 2022", _NEEDS, "own training",
         ("tasks",), gives="the sharpest of them; joint draws",
-        short=_TINY | {"heads": 2, "layers": 1}, demo=_LEFT_OUT, docs="neural_processes.md"),
+        short=_TINY | {"heads": 2, "layers": 1}, demo=_LEFT_OUT, docs="neural_processes.md",
+        shares="none"),
     Row("convcnp", "doxa.neural.convcnp:ConvCNP", "neural process",
         "Convolutional conditional neural process: a CNN on a lattice, one or two inputs",
         "Gordon et al. 2020", _NEEDS, "own training",
         ("tasks",), gives="answers that shift with the data; images",
         short={"width": 8, "layers": 1, "kernel_size": 3, "density": 4.0}, demo=_LEFT_OUT,
-        docs="neural_processes.md"),
+        docs="neural_processes.md", shares="none"),
 )  # fmt: skip
 
 

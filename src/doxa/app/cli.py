@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
 
@@ -33,7 +33,7 @@ from doxa.app.commands import (
     watch,
 )
 from doxa.app.commands.terminal import err, out
-from doxa.errors import DoxaDeprecationWarning, DoxaError
+from doxa.errors import DoxaDeprecationWarning, DoxaError, MethodError
 
 RESUMABLE = {
     "fit": "; the same command continues from the last checkpoint",
@@ -63,10 +63,36 @@ def _shown_deprecations() -> Iterator[None]:
         yield
 
 
+BY_SEVERAL = ("fit", "methods")  # commands that several processes may run together
+
+
+def _check_launched(given: Sequence[str]) -> None:
+    """An error where `torchrun` has started several processes of a command of one."""
+    from doxa.driver.processes import launched
+
+    name = next((word for word in given if word[:1] != "-"), "")
+    if launched() is None or name in BY_SEVERAL or not name:
+        return
+    if any(word.split("=")[0] == "--jobs" for word in given):
+        raise MethodError(
+            f"doxa {name} --jobs starts processes of its own, and torchrun has started "
+            "several: choose one of them, --jobs without torchrun"
+        )
+    raise MethodError(
+        f"doxa {name} runs in one process: start it without torchrun; doxa fit is the command "
+        "that several processes share"
+    )
+
+
 class _OneLineErrors(TyperGroup):
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        ctx.meta["doxa.given"] = list(args)
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: Any) -> Any:
         try:
             with _shown_deprecations():
+                _check_launched(ctx.meta["doxa.given"])
                 return super().invoke(ctx)
         except DoxaError as error:
             message = " ".join(str(error).split())

@@ -155,7 +155,7 @@ def show_methods(console: Console) -> None:
     if console.width >= 120:
         columns |= {"gives": "gives", "cost": "cost (MAP = 1)", "paper": "paper"}
     if console.width >= 160:
-        columns |= {"needs": "needs"}
+        columns |= {"needs": "needs", "shares": "processes share"}
     table = Table(*columns.values())
     for row in doxa.methods():
         table.add_row(*(escape(getattr(row, name)) for name in columns))
@@ -179,6 +179,7 @@ def facts_of(row: Row) -> dict[str, str]:
         "extra": f"pip install 'doxa[{row.extra}]'" if row.extra else "",
         "cost": row.cost,
         "streams": _STREAMS[row.streams],
+        "processes share": row.shares,
         "paper": row.paper,
         "described in": f"docs/{row.docs}" if row.docs else "",
     }
@@ -509,6 +510,12 @@ def prepare_out(out: Path, overwrite: bool = False) -> Path:
         raise StoreError(
             f"{out} is the current folder, or contains it; choose another folder for --out"
         )
+    return checkpoint_of(out)
+
+
+def checkpoint_of(out: Path) -> Path:
+    """The folder of the checkpoints of a run."""
+    place = Path(os.path.abspath(out))
     named = place.with_name(place.name + ".checkpoint")
     return named if len(os.fsencode(named.name)) < 224 else beside(place, ".checkpoint")
 

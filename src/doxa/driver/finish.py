@@ -5,24 +5,17 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from doxa import store
 from doxa.data import Data
+from doxa.driver import blocks
+from doxa.driver.blocks import Work
 from doxa.driver.calibration import calibrate_on_held_out
-from doxa.driver.loop import (
-    Driver,
-    FitCheckpoints,
-    Progress,
-    copied,
-    own_checkpoint,
-    saved_engine,
-)
+from doxa.driver.loop import Driver, Progress, copied
 from doxa.driver.runs import RunSpec
 from doxa.driver.underfit import compare_with_yardsticks
 from doxa.driver.validation import (
@@ -31,7 +24,7 @@ from doxa.driver.validation import (
     evaluate_held_out,
     posteriors_by_split,
 )
-from doxa.driver.watch import Seen, Snapshots, Watch
+from doxa.driver.watch import Seen, Snapshots
 from doxa.engine.engine import threads_for
 from doxa.errors import MethodError
 from doxa.method import Method, Run, State, slice_state
@@ -47,36 +40,42 @@ def run_fit(
     If the folder `checkpoint` contains a checkpoint, the fit resumes from it with the engine that
     wrote it. `digest` is the fingerprint of the fit, which must be that of the checkpoint. The
     folder is locked until the fit ends. `parts`: each posterior is that of one member alone, and
-    the members are evaluated alone (`cross_fit.py`).
+    the members are evaluated alone (`fits.py`).
     """
-    if checkpoint is None:
-        return _run_fit(run.trained(method), method, specs, began, None, parts)
-    with store.exclusive(checkpoint):
-        run = run.trained(method)
-        folder = store.Checkpoints(checkpoint)
-        found = own_checkpoint(folder, digest)
-        if found is not None:
-            run = replace(run, engine=saved_engine(run.engine, found, checkpoint))
-        checkpoints = FitCheckpoints(folder, digest, found)
-        return _run_fit(run, method, specs, began, checkpoints, parts)
+    with blocks.opened(run.trained(method), method, checkpoint, digest) as work:
+        return _run_fit(work, method, specs, began, parts)
+
+
+def blocks_of(run: Run, method: Method, checkpoint: str | Path, digest: str) -> list[blocks.Block]:
+    """The blocks of a fit, each of which can be trained alone."""
+    with blocks.opened(run.trained(method), method, checkpoint, digest, divided=True) as work:
+        return work.listed()
 
 
 def _run_fit(
-    run: Run, method: Method, specs: Sequence[RunSpec], began: float,
-    checkpoints: FitCheckpoints | None, parts: bool,
-) -> tuple[list[Posterior], Progress]:  # fmt: skip
+    work: Work, method: Method, specs: Sequence[RunSpec], began: float, parts: bool
+) -> tuple[list[Posterior], Progress]:
+    run = work.run
     callbacks = () if parts else run.settings.callbacks
     watching = [callback for callback in callbacks if isinstance(callback, Snapshots)]
-    driver = Driver(run, method, checkpoints, Watch() if watching else None)
     for snapshots in watching:
         snapshots.fits += 1
-    with run.engine.rounding():
+
+    def follow(driver: Driver) -> None:
+        """Make all steps, and show those that are asked for."""
         for seen in driver.steps():
             for snapshots in watching:
                 if snapshots.due(seen.number):
                     snapshots.see(seen, _unfinished(run, method, driver, specs, seen))
-    with threads_for(driver.product):
-        return posteriors_of(run, method, driver.at, specs, began, parts), driver.at
+
+    with run.engine.rounding():
+        trained = work.train(follow if watching else None)
+    result = trained.progress
+    with threads_for(trained.product):
+        posteriors = posteriors_of(run, method, result, specs, began, parts)
+    for posterior in posteriors:
+        posterior.record.diagnostics |= trained.facts
+    return posteriors, result
 
 
 def posteriors_of(

@@ -20,7 +20,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -57,6 +57,13 @@ class DrawsInMemory:
     def __init__(self, capacity: int, theta: Tensor) -> None:
         self.values = theta.new_empty(theta.shape[0], capacity, theta.shape[1])
         self.count = 0
+
+    @classmethod
+    def of(cls, draws: Tensor) -> DrawsInMemory:
+        """Draws [members, count, size] that are there already."""
+        found = cls.__new__(cls)
+        found.values, found.count = draws, draws.shape[1]
+        return found
 
     def __len__(self) -> int:
         return self.count
@@ -126,6 +133,7 @@ class Progress:
     waited: list[int] = field(default_factory=list)  # validations since then
     diverged: dict[int, int] = field(default_factory=dict)  # member row: step
     stops: dict[int, list[int]] = field(default_factory=dict)  # {stage: best step, [M]}
+    lengths: list[int] = field(default_factory=list)  # steps that were done of each stage
     stopped: str = ""
     saved: list[int] | None = None  # in a checkpoint: the position in the file of draws
     recorded: dict[str, Any] | None = None  # in a checkpoint: how parts of a step are executed
@@ -165,6 +173,7 @@ class Progress:
             "waited",
             "diverged",
             "stops",
+            "lengths",
             "stopped",
             "recorded",
         )
@@ -454,11 +463,27 @@ def own_checkpoint(checkpoint: store.Checkpoints, fingerprint: str) -> store.Che
 
 
 class Driver:
-    """Runs a method's stages on stacked members."""
+    """Runs a method's stages on stacked members.
+
+    Parameters
+    ----------
+    run : Run
+        All members of a fit, or those of a block (`blocks.py`).
+    method : Method
+    checkpoints : FitCheckpoints, optional
+    watch : Watch, optional
+        Somebody who watches: every step is then yielded (`steps`).
+    bar : callable
+        Opens the progress bar: (name, steps, steps done) -> context.
+    alone : bool, default True
+        Whether these are all members of the fit. If not, a stage does not end early when all of
+        them have diverged: the members of all blocks have equally many draws.
+    """
 
     def __init__(
         self, run: Run, method: Method, checkpoints: FitCheckpoints | None = None,
-        watch: Watch | None = None,
+        watch: Watch | None = None, bar: Callable[[str, int, int], Any] = shown,
+        alone: bool = True,
     ) -> None:  # fmt: skip
         self.run = run
         self.method = method
@@ -466,6 +491,7 @@ class Driver:
         self.at = Progress({})
         self.settings = run.settings
         self.checkpoints = checkpoints
+        self.bar, self.alone = bar, alone
         self.product = 0.0  # multiplications in the method's own largest matrix product
         self._saved_at = time.monotonic()
         self._interrupts = Interrupts()
@@ -498,7 +524,8 @@ class Driver:
             stage.steps if feed.steps is None else feed.steps
             for stage, feed in zip(stages, feeds, strict=True)
         ]
-        shows = shown(self.method.name, sum(lengths), at.done) if self.settings.progress else None
+        name, total = self.method.name, sum(lengths)
+        shows = self.bar(name, total, at.done) if self.settings.progress else None
         waits = nullcontext() if checkpoints is None else self._interrupts.deferred()
         with shows or nullcontext() as bar, waits:
             while at.stage < len(stages):
@@ -514,6 +541,7 @@ class Driver:
                 with threads_for(product):
                     ended = yield from self._run_stage(i, stage, feed, steps, at, bar)
                 if ended:
+                    at.lengths.append(at.t)
                     at.stage, at.t = i + 1, 0
                 elif stage.recorded is not None:
                     at.recorded = stage.recorded.memory()
@@ -668,7 +696,7 @@ class Driver:
             at.history.setdefault(name, []).append([at.done, value])
         if bar is not None:
             bar.show(at.done, stage.name, values)
-        stop = len(at.diverged) == self.run.size
+        stop = self.alone and len(at.diverged) == self.run.size
         if stop:
             at.stopped = "every member became non-finite"
         for callback in self.settings.callbacks:

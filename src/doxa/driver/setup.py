@@ -11,7 +11,7 @@ its own part: the rows of a run are split at random into K parts, and member m i
 part m mod K. Together the members are trained on all rows, and each row is evaluated only with
 members that were not trained on it. A fraction or a pair (x, y) given by the user is held out from
 all members. With groups, a part has whole groups. With times, the last rows evaluate and the rows
-before them stop the training of all members; the fit to all rows follows (`cross_fit.py`).
+before them stop the training of all members; the fit to all rows follows (`fits.py`).
 """
 
 from __future__ import annotations

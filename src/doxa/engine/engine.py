@@ -120,6 +120,12 @@ def may_use_threads() -> bool:
     return (_most.get() or torch.get_num_threads()) > 1
 
 
+def threads() -> int:
+    """The number of threads that large products have in this process: torch's, as it is outside
+    `threads_for`."""
+    return _most.get() or torch.get_num_threads()
+
+
 @contextmanager
 def threads_for(product: float) -> Iterator[None]:
     """A context and decorator that sets the number of threads for work whose largest matrix product
@@ -144,7 +150,7 @@ def threads_outside() -> Iterator[None]:
     """A context in which the number of threads is that outside the blocks of `threads_for`: for a
     generator, while its caller works."""
     inside = torch.get_num_threads()
-    torch.set_num_threads(_most.get() or inside)
+    torch.set_num_threads(threads())
     try:
         yield
     finally:

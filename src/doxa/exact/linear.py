@@ -87,6 +87,7 @@ class BayesianLinear(Method):
 
     name: ClassVar[str] = "linear"
     streams: ClassVar[Literal["batches", "passes"] | None] = "passes"
+    shares: ClassVar[str] = "none"
     renamed: ClassVar[Mapping[str, str]] = {"fit_by": "tune"}
     default_batch: ClassVar[int] = 4096
     needs_network: ClassVar[bool] = False

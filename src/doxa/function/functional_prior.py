@@ -340,6 +340,7 @@ class FunctionalPrior(SGHMC):
     """
 
     name: ClassVar[str] = "functional-prior"
+    shares: ClassVar[str] = "none"  # the members of a run have one tuned prior
     renamed: ClassVar[Mapping[str, str]] = {**SGHMC.renamed, "tuning": "prior_steps"}
     large_copies: ClassVar[tuple[float, float] | None] = None
 

@@ -126,6 +126,7 @@ class GP(Method):
     default_steps: ClassVar[int] = 0
     default_rate: ClassVar[float] = 0.1
     needs_network: ClassVar[bool] = False
+    shares: ClassVar[str] = "none"
     regression_only: ClassVar[bool] = True
 
     kernel: str | KernelSpec | nn.Module = plain("rbf", (str, nn.Module, KernelSpec), _KERNELS)

@@ -145,6 +145,7 @@ class VariationalProcess(Method):
     default_rate: ClassVar[float] = 2e-2
     default_batch: ClassVar[int] = 256
     needs_network: ClassVar[bool] = False
+    shares: ClassVar[str] = "none"
     renamed: ClassVar[Mapping[str, str]] = {
         "fit_hyper": "learn_kernel",
         "fit_points": "learn_inducing",

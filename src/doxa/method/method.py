@@ -638,6 +638,8 @@ class Method(metaclass=_Renaming):
     # How it reads rows that are not in memory (`data/streams.py`): by mini-batches alone, also by
     # passes over all rows, or not at all.
     streams: ClassVar[Literal["batches", "passes"] | None] = None
+    # What several processes can divide among themselves: "members", "rows", "both" or "none".
+    shares: ClassVar[str] = "members"
     half_precision: ClassVar[bool] = False  # its network may compute in bfloat16
     own_weights: ClassVar[bool] = False  # `prepare` makes weights that are not the given network's
     modules_stack: ClassVar[bool] = False  # the method's own modules run under vmap

@@ -102,9 +102,21 @@ class FitSettings:
     engine: Any = "auto"  # the engine that was requested
     channels_last: bool = False  # the memory format of images in training
     trunk_outputs: Any = None  # computes those of a frozen trunk once (`driver/trunk.py`)
-    # Results of cross-fitting, for a fit to all rows (`driver/cross_fit.py`):
+    block_size: int | None = None  # members that are trained together; None: `driver/blocks.py`
+    # Results of cross-fitting, for a fit to all rows (`driver/fits.py`):
     stop_at: Mapping[int, Sequence[int]] = field(default_factory=dict)  # {stage: last step, [M]}
     held_out_noise: Tensor | None = None  # the likelihood's parameters, [M, ...]
+
+    def select_members(self, rows: slice) -> FitSettings:
+        """The settings for some of the members."""
+        begin, noise = self.begin, self.held_out_noise
+        if begin is None and noise is None and not self.stop_at:
+            return self
+        return replace(
+            self, begin=None if begin is None else begin[rows],
+            stop_at={stage: steps[rows] for stage, steps in self.stop_at.items()},
+            held_out_noise=None if noise is None else noise[rows],
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -338,6 +350,7 @@ class Run:
                 initial=None if self.initial is None else self.initial[rows],
                 data=self.data.members(rows), particle_of=self.particle_of[rows],
                 shortened_from=self.shortened_from and self.shortened_from.select_members(rows),
+                settings=self.settings.select_members(rows),
             )  # fmt: skip
         part: Self = self.cached[key]
         return part

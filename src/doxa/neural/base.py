@@ -34,6 +34,7 @@ class Amortised(Method):
     default_rate: ClassVar[float] = 5e-4
     default_batch: ClassVar[int] = 16
     needs_network: ClassVar[bool] = False
+    shares: ClassVar[str] = "none"
     renamed: ClassVar[Mapping[str, str]] = {"floor": "min_std"}
     regression_only: ClassVar[bool] = True
     modules_stack: ClassVar[bool] = True

@@ -12,6 +12,8 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Required, Self, TypedDict
@@ -165,6 +167,20 @@ class AlternativeFits(TypedDict):
     validation_of_defaults: float  # the held-out score of the defaults
 
 
+# After a fit by several processes: the context in which one of them writes a path, and the others
+# wait for it (True in that one).
+writing: ContextVar[Callable[[str], AbstractContextManager[bool]] | None] = ContextVar(
+    "doxa_writing", default=None
+)
+
+
+class Processes(TypedDict):
+    """The processes of a fit."""
+
+    count: int
+    blocks_by: list[int]  # the process that trained each block
+
+
 class Diagnostics(dict[str, Any]):
     """Facts about a fit: typed attributes of what every fit may have, and a mapping of all.
 
@@ -255,6 +271,22 @@ class Diagnostics(dict[str, Any]):
         """Fits with other settings than the defaults: tried, chosen, settings,
         validation_of_defaults."""
         return self.get("alternatives")
+
+    @property
+    def blocks(self) -> dict[str, int] | None:
+        """How the members were divided: the count of blocks, and the most members of one."""
+        return self.get("blocks")
+
+    @property
+    def threads(self) -> int | None:
+        """The number of threads of a process, for products that are large enough."""
+        return self.get("threads")
+
+    @property
+    def processes(self) -> Processes | None:
+        """The processes of a fit by several: their count, and the one that trained each block,
+        blocks_by."""
+        return self.get("processes")
 
     @property
     def warnings(self) -> list[str] | None:
@@ -714,7 +746,20 @@ class Posterior(describe.Described, ABC):
             False: parameters with requires_grad=False are not written, only their checksums. The
             artefact of adapters then does not contain the network that they adapt, and loading it
             needs the same network: `doxa.load(path, net=net)`.
+
+        Notes
+        -----
+        After a fit by several processes, process 0 writes, and the others wait until it has.
         """
+        one_writes = writing.get()
+        if one_writes is None:
+            self._write(path, frozen)
+            return
+        with one_writes(str(path)) as first:
+            if first:
+                self._write(path, frozen)
+
+    def _write(self, path: str | Path, frozen: bool) -> None:
         from doxa.posterior.saving import to_artefact, without_frozen
 
         tensors, meta = to_artefact(self)

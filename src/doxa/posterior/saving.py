@@ -206,7 +206,8 @@ def read_record(plain: dict[str, Any], reason: Any, stats: dict[str, Tensor]) ->
         "engine": str, "mode": str | None, "engine_reason": str, "precision": str,
         "seconds": float | int, "steps": int, "rows": int, "held_out": dict,
         "held_out_calibration": dict, "stopping": dict, "warnings": list, "elbo_error": float,
-        "yardsticks": dict, "alternatives": dict, "trunk": str,
+        "yardsticks": dict, "alternatives": dict, "trunk": str, "blocks": dict, "threads": int,
+        "processes": dict,
     }  # fmt: skip
     for name, kind in shown.items():
         if name in record.diagnostics and not isinstance(record.diagnostics[name], kind):

@@ -2,13 +2,14 @@
 
 `write_artefact` and `read_artefact` store one object under one path. `Checkpoints` stores the
 latest states of a run, and `DrawsFile` stores the draws of samplers. `exclusive` locks a folder, so
-that only one fit at a time writes to it. `encode` and `decode` convert registered dataclasses to
-JSON and back. Nothing is ever unpickled, and a file can refer only to classes that are registered
-in code.
+that only one fit at a time writes to it; `claims.py` divides the blocks of a fit among processes.
+`encode` and `decode` convert registered dataclasses to JSON and back. Nothing is ever
+unpickled, and a file can refer only to classes that are registered in code.
 """
 
 from doxa.store.artefact import decoding, is_artefact, read_artefact, write_artefact, write_text
 from doxa.store.checkpoints import Checkpoint, Checkpoints
+from doxa.store.claims import join
 from doxa.store.codec import decode, encode, register, register_lazily
 from doxa.store.draws import DrawsFile
 from doxa.store.lock import exclusive
@@ -23,6 +24,7 @@ __all__ = [
     "encode",
     "exclusive",
     "is_artefact",
+    "join",
     "parquet",
     "read_artefact",
     "register",

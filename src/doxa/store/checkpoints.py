@@ -59,6 +59,11 @@ class Checkpoints:
         self._good: str | None = None  # the newest checkpoint known to be readable
         self._number: int | None = None
 
+    @staticmethod
+    def is_name(name: str) -> bool:
+        """Whether a checkpoint may have this name."""
+        return _NAME.fullmatch(name) is not None
+
     def save(self, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
         """Write a new checkpoint, then remove all older ones except the last readable one.
 

@@ -102,6 +102,16 @@ class DrawsFile:
         self.crc = zlib.crc32(data, self.crc)
         self.count += len(rows)
 
+    def put(self, parts: Sequence[Tensor]) -> None:
+        """Write all draws at once, from parts [members, capacity, size] in the order of members."""
+        member = 0
+        with readable_errors("written", self.path):
+            for part in parts:
+                for draws in part:
+                    self._write(bytes_of(draws), self._offset(member, 0))
+                    member += 1
+        self.count = self.capacity
+
     def sync(self) -> None:
         """Force the draws to the disk."""
         with readable_errors("written", self.path):

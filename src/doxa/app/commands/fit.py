@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Any
@@ -134,7 +134,7 @@ def remove_if_unstarted(checkpoint: Path) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        if not reached(checkpoint):
+        if not reached(checkpoint) and not any(checkpoint.glob("**/blocks/*/result")):
             forget_checkpoint(checkpoint)
         raise
 
@@ -260,6 +260,7 @@ def fit(
     from doxa import store
     from doxa.app import fitting, held_out, predictions, schema
     from doxa.app.calibration import Calibration, calibrated
+    from doxa.driver.processes import is_first
     from doxa.driver.validation import evaluate_rows
 
     log_to_terminal(verbose)
@@ -277,8 +278,10 @@ def fit(
     asked = Calibration(calibrate, conformal, conformal_kind)
     asked.check_time(time)
     held_out.check_shares(test, split, asked, calibration_share)
-    checkpoint = out_folder
-    if not plan_only:
+    first = is_first()  # of several processes, one prints and writes
+    out.quiet = not first
+    checkpoint = fitting.checkpoint_of(out_folder)
+    if first and not plan_only:
         fitting.prepare_out(out_folder, overwrite)
         fitting.check_place(out_folder)
         context.with_resource(store.exclusive(out_folder))  # until the command ends
@@ -348,9 +351,10 @@ def fit(
                   "calibration_share": calibration_share}  # fmt: skip
     origin = fitting.provenance(data, len(frame), plan, table.facts() | remembered)
     facts = fit_facts(target, method, settings or (), origin)
-    out.print(resume_message(claim_checkpoint(checkpoint, facts, overwrite), resume), end="")
+    if first:
+        out.print(resume_message(claim_checkpoint(checkpoint, facts, overwrite), resume), end="")
     start = perf_counter()
-    with remove_if_unstarted(checkpoint):
+    with remove_if_unstarted(checkpoint) if first else nullcontext():
         posterior = fitting.fit_arrays(
             columns, x[parts.train], y[parts.train], method, settings or (), plan, checkpoint,
             checkpoint_every, tasks, together.some(parts.train),
@@ -389,7 +393,8 @@ def fit(
         evaluate_rows(posterior, tested.x, tested.y, name, y[parts.train], groups=tested.groups)
     out.print(f"{method}: {status_of(posterior)}, {seconds:.1f} s", highlight=False, soft_wrap=True)
     posterior.save(str(out_folder))
-    fitting.forget_checkpoint(checkpoint)
+    if first:
+        fitting.forget_checkpoint(checkpoint)
     with_context = "" if task is None else " --context KNOWN.csv"
     out.print(
         f"saved to {escape(str(out_folder))}; next: doxa predict {escape(str(out_folder))} "

@@ -53,6 +53,7 @@ class InfinitelyWide(Method):
     default_steps: ClassVar[int] = 0
     uses_rate: ClassVar[bool] = False
     needs_network: ClassVar[bool] = False
+    shares: ClassVar[str] = "none"
     renamed: ClassVar[Mapping[str, str]] = {"fit_hyper": "learn_kernel"}
 
     depth: int = whole(2, least=1)

@@ -1,0 +1,134 @@
+"""What several processes gain: the blocks of a fit on two processes, on one, and as one stack.
+
+    python -m benchmarks.processes [--pairs 3] [--steps 1500] [--processes 2] [--rule]
+
+A deep ensemble of four networks 8-256-256-1 is fitted to 4,000 rows, in blocks of one member. Each
+pair has three fits, one after the other: by one process, by several (`torchrun`), and as one stack
+of all members. The times are those of the fits, without the start of Python, the longest of all
+processes. The efficiency is the time of one process over processes × the time of several. It
+needs a machine with as many free cores: the load of the machine is printed beside it.
+
+`--rule` measures what the rule of `driver/blocks.py` rests on: the processor time of a fit in
+blocks over that of one stack, by the work of a step of a block (weights × rows × members), in
+pairs. From `WORK` on, it should be at most 1.05.
+
+Nothing depends on these numbers but the constant `WORK`, which was chosen by them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from time import process_time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import doxa
+from doxa.driver.blocks import WORK
+
+
+def rows(n: int, columns: int = 8) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(n, columns, generator=g)
+    return x, x.sum(1).sin() + 0.1 * torch.randn(n, generator=g)
+
+
+def seconds(hidden: tuple[int, ...], members: int, steps: int, block_size: int | None) -> Any:
+    """The fit's diagnostics. Nothing is held out, so that all of the time is that of training."""
+    posterior = doxa.fit(
+        doxa.nets.mlp(8, 1, hidden), rows(4000), "deep-ensemble", members=members, steps=steps,
+        block_size=block_size, validation=None, progress=False, engine="stack:eager",
+        batch_size=128,
+    )  # fmt: skip
+    return posterior.diagnostics
+
+
+def one_process(out: str, steps: int, block_size: int) -> None:
+    found = seconds((256, 256), 4, steps, block_size)
+    facts = {"seconds": found["seconds"], "blocks": found["blocks"]}
+    by = (found.processes or {}).get("blocks_by")
+    Path(out, f"{os.environ.get('RANK', '0')}.json").write_text(json.dumps({**facts, "by": by}))
+
+
+def started(processes: int, steps: int, block_size: int) -> tuple[float, Any]:
+    """The longest time of all processes, and the process of each block."""
+    with tempfile.TemporaryDirectory() as out:
+        command = [sys.executable]
+        if processes > 1:
+            command += ["-m", "torch.distributed.run", "--standalone",
+                        "--nproc-per-node", str(processes)]  # fmt: skip
+        command += ["-m", "benchmarks.processes", "--one", out, "--steps", str(steps),
+                    "--block-size", str(block_size)]  # fmt: skip
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        subprocess.run(command, check=True, env=environment, timeout=600, capture_output=True)
+        found = [json.loads(path.read_text()) for path in sorted(Path(out).glob("*.json"))]
+        return max(one["seconds"] for one in found), found[0]["by"]
+
+
+def efficiency(pairs: int, steps: int, processes: int) -> None:
+    ratios, stacks = [], []
+    for _ in range(pairs):
+        load = os.getloadavg()[0]
+        alone, _ = started(1, steps, 1)
+        several, by = started(processes, steps, 1)
+        stack, _ = started(1, steps, 4)
+        ratios.append(alone / (processes * several))
+        stacks.append(stack / several)
+        print(
+            f"4 blocks: {alone:.1f} s by one process ({alone / 4:.1f} s each), {several:.1f} s by "
+            f"{processes} {by}; {stack:.1f} s as one stack; efficiency {ratios[-1]:.2f}; load "
+            f"before {load:.1f}", flush=True,
+        )  # fmt: skip
+    print(f"efficiency {statistics.median(ratios):.2f} (median of {pairs})")
+    print(f"speed-up over one stack {statistics.median(stacks):.2f}")
+
+
+def rule(pairs: int, steps: int) -> None:
+    for hidden, members in [((64,), 16), ((64, 64), 16), ((128, 128), 16), ((256, 256), 16),
+                            ((512, 512), 12), ((512, 512), 16)]:  # fmt: skip
+        weights = sum(p.numel() for p in doxa.nets.mlp(8, 1, hidden).parameters())
+        for size in (members // 4, members // 2):
+            ratios = []
+            for _ in range(pairs):
+                times = []
+                for own in (size, members):
+                    began = process_time()
+                    seconds(hidden, members, steps, own)
+                    times.append(process_time() - began)
+                ratios.append(times[0] / times[1])
+            work = weights * 128 * size
+            print(
+                f"{hidden!s:>12} {weights:>7,} weights, {members} members in blocks of {size}: "
+                f"work {work:.1e} ({'at least' if work >= WORK else 'below'} WORK), "
+                f"{statistics.median(ratios):.2f} times one stack", flush=True,
+            )  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--block-size", type=int, default=1)
+    parser.add_argument("--rule", action="store_true", help="what the cut of a stack costs")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    if given.one:
+        one_process(given.one, given.steps, given.block_size)
+    elif given.rule:
+        rule(given.pairs, given.steps)
+    else:
+        efficiency(given.pairs, given.steps, given.processes)
+
+
+if __name__ == "__main__":
+    main()

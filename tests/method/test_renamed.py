@@ -132,8 +132,8 @@ def test_both_names_are_an_error() -> None:
 
 
 def test_an_attribute_that_never_was_is_the_usual_error() -> None:
-    with pytest.raises(AttributeError, match="'SWAG' object has no attribute 'shares'"):
-        doxa.SWAG().shares  # noqa: B018
+    with pytest.raises(AttributeError, match="'SWAG' object has no attribute 'sharing'"):
+        doxa.SWAG().sharing  # noqa: B018
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,9 +22,8 @@ rows; dropout is off and BatchNorm is frozen.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
@@ -58,7 +57,6 @@ class MALA(Hamiltonian):
     """
 
     name: ClassVar[str] = "mala"
-    renamed_values: ClassVar[Mapping[str, Mapping[str, Any]]] = {"mass": {"dense": "full"}}
     default_members: ClassVar[int] = 4
     tallied: ClassVar[tuple[str, ...]] = ("accept", "divergent")
     gamma: ClassVar[float] = 0.2

@@ -1,8 +1,7 @@
-"""The studio in Chromium: from a moved point to the first new picture, the server's idle load, and
-the pictures of docs/studio.md.
+"""The studio in Chromium: the time from a moved point to the first new picture.
 
     python -m benchmarks.studio                        a table; two minutes
-    python -m benchmarks.studio --pictures docs/figures
+    python -m benchmarks.studio --pictures docs/figures     those of docs/studio.md
 
 The time runs from the change of a point in the page to the frame that shows the answer: message,
 process, fit, numbers as JSON, drawing. 40 points, one network of 50 units. A method that trains

@@ -146,7 +146,7 @@ def test_a_file_that_is_no_table(tmp_path: Path) -> None:
         assert said in heard, heard
 
     fit(tmp_path / "none.csv", "does not exist")
-    fit(tmp_path, "is a folder, not a table")
+    fit(tmp_path, "has no file that ends with .parquet or .pq")  # a folder of such files is a table
     (tmp_path / "t.xlsx").write_text("whatever")
     fit(tmp_path / "t.xlsx", "not a table doxa reads; use .csv, .tsv or .parquet")
     (tmp_path / "t.parquet").write_text(csv())

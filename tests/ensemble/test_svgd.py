@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -46,7 +47,8 @@ def test_the_direction_is_that_of_the_paper() -> None:
         def field(method: SVGD, name: str) -> Tensor:
             return torch.full((2,), getattr(method, name), dtype=torch.float64)
 
-    got = method._stein(Alone, theta, grad)  # type: ignore[arg-type]
+    clock = SimpleNamespace(trace=None)  # nobody watches
+    got = method._stein(Alone, theta, grad, clock)  # type: ignore[arg-type]
     for m in range(2):
         squares = [
             float((theta[m, i] - theta[m, j]).square().sum())

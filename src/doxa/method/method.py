@@ -580,7 +580,7 @@ def check_settings(cls: type[Method], values: Sequence[Any], settings: Mapping[s
         if name in known:
             continue
         message = f"{cls.__name__} has no setting {name!r}"
-        for function in sorted(_TAKEN):
+        for function in sorted(_TAKEN, key=lambda function: (function != "fit", function)):
             if name in _TAKEN[function]:
                 message += f": give it to doxa.{function}(..., {name}={value!r})"
                 raise UnknownSetting(message)

@@ -103,6 +103,7 @@ def check(folder: Path, expected: Any, number: str = "row") -> Any:
     return found
 
 
+@pytest.mark.slow
 def test_a_folder_has_the_predictions_of_a_file(run, big, tmp_path) -> None:
     """Row groups of 300, of 128 rows a part: 300 = 128 + 128 + 44."""
     said = doxa("predict", run, big, "--out", tmp_path / "p", "--rows", 128, "--id", "id")
@@ -113,6 +114,7 @@ def test_a_folder_has_the_predictions_of_a_file(run, big, tmp_path) -> None:
     assert sizes == [128, 128, 44] * 3 + [100]
 
 
+@pytest.mark.slow
 def test_the_column_of_labels_of_a_file(run, big, tmp_path) -> None:
     doxa("predict", run, big, "--out", tmp_path / "p.csv", "--id", "id")
     assert pd.read_csv(tmp_path / "p.csv")["id"].tolist() == [f"k{i}" for i in range(N)]
@@ -121,6 +123,7 @@ def test_the_column_of_labels_of_a_file(run, big, tmp_path) -> None:
         assert "no column 'idd'; did you mean 'id'?" in said
 
 
+@pytest.mark.slow
 def test_a_finished_folder_says_so_and_is_not_written_again(run, big, tmp_path) -> None:
     doxa("predict", run, big, "--out", tmp_path / "p")
     before = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "p").iterdir()}
@@ -133,6 +136,7 @@ def test_a_finished_folder_says_so_and_is_not_written_again(run, big, tmp_path) 
     assert np.allclose((found["high"] - found["mean"]) / found["std"], 0.6745, atol=0.05)
 
 
+@pytest.mark.slow
 def test_what_was_interrupted_goes_on(run, big, tmp_path) -> None:
     first = Begun(run, big, tmp_path / "p", rows=100)
     with pytest.raises(KeyboardInterrupt):
@@ -197,6 +201,7 @@ def test_a_file_of_the_same_size_and_time_is_another_by_its_footer(run, big, tmp
     assert source.digest() != parts.Plan.load(tmp_path / "p").source["digest"]
 
 
+@pytest.mark.slow
 def test_a_damaged_part_is_removed_and_written_again(run, big, tmp_path) -> None:
     doxa("predict", run, big, "--out", tmp_path / "p", "--rows", 100)
     (tmp_path / "p" / "part-00000003.parquet").write_bytes(b"PAR1 nothing PAR1")

@@ -97,6 +97,7 @@ def run(*command: Any) -> tuple[int, str]:
     return done.exit_code, done.output + (str(done.exception) if done.exception else "")
 
 
+@pytest.mark.slow
 def test_fit_predict_and_watch(
     frame: pd.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,6 +54,7 @@ def test_sgld(std: float, heat: float) -> None:
 
 
 @pytest.mark.parametrize("taken", [0.0, 0.1])
+@pytest.mark.slow
 def test_sghmc(taken: float) -> None:
     """β̂ takes back the noise of the gradients where it is ηC/2T."""
     eta, alpha, curvature = 0.05, 0.3, 1.0
@@ -64,6 +65,7 @@ def test_sghmc(taken: float) -> None:
     assert close(values, exact, 2.0)
 
 
+@pytest.mark.slow
 def test_sgnht() -> None:
     """α (2 − α − ηλ/2) = 2a + ηC/T, and the variance is (1 − α/2) T/λ for many weights."""
     eta, a, std = 0.02, 0.05, 2.0
@@ -85,6 +87,7 @@ def lyapunov(a: Tensor, c: Tensor, rate: float) -> Tensor:
     return torch.linalg.solve(system, rate * c.flatten()).reshape(a.shape)
 
 
+@pytest.mark.slow
 def test_constant_sgd_with_a_stated_covariance() -> None:
     a = torch.tensor([[2.0, 0.5], [0.5, 1.0]]).double()
     c = torch.tensor([[4.0, -1.0], [-1.0, 2.0]]).double()
@@ -102,6 +105,7 @@ def test_constant_sgd_with_a_stated_covariance() -> None:
     assert ((found - exact).abs() < 5 * scale[:, None] * scale * math.sqrt(4 / len(values))).all()
 
 
+@pytest.mark.slow
 def test_the_optimal_rate_of_constant_sgd_follows_from_the_stated_noise() -> None:
     """ε* = 2TD/(n tr C), with n = 1."""
     density = GradientNoise(quadratic(0.5), std=4.0)
@@ -123,6 +127,7 @@ def rows_of_normals() -> RowSum:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_rows_give_the_posterior_of_all_rows() -> None:
     """The mean and the variance in closed form, by HMC (all rows) and SGLD with all rows."""
     mean, precision = ROWS.sum(0) / 61, 61.0

@@ -159,6 +159,7 @@ def test_the_orders_are_those_of_the_library() -> None:
         orders(asked("linear", points=POINTS[:1]), Call())
 
 
+@pytest.mark.slow
 def test_the_distance_is_the_librarys() -> None:
     of, reference = asked("linear", noise=0.2), asked("gp", noise=0.2)
     found = functions.distance({"of": of, "reference": reference}, Call())

@@ -299,6 +299,7 @@ def fuzz(count: int, seed: int) -> tuple[int, int]:
     return accepted, computed
 
 
+@pytest.mark.slow
 def test_messages_with_errors() -> None:
     accepted, computed = fuzz(300, 0)
     assert 150 < accepted < 300

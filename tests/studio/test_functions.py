@@ -13,7 +13,7 @@ import doxa
 from doxa.errors import DoxaError
 from doxa.studio import functions, workers
 from doxa.studio.forms import describe, is_exact, read_settings, regression_methods
-from doxa.studio.functions import DRAWS, GRID, Recipe, earlier_recipes, orders, panel, path
+from doxa.studio.functions import DRAWS, GRID, Recipe, orders, panel, path
 
 POINTS = [[-2.0, -0.7], [-1.3, -1.1], [-0.4, -0.6], [0.1, 0.2], [0.9, 0.8], [1.4, 1.2], [2.2, 0.6]]
 METHODS = [row.name for row in regression_methods()]
@@ -85,8 +85,8 @@ def test_numbers_before_data_are_the_priors(name: str) -> None:
 def test_numbers_of_trained_methods_are_the_librarys(name: str) -> None:
     settings = {"rank": 2} if name == "swag" else {}
     shown = check_numbers(asked(name, settings=settings, steps=100, seed=3, prior=2.0))
-    assert [one["preview"] for one in shown] == [True]
-    assert shown[0]["steps"] >= 20
+    assert shown and all(one["preview"] for one in shown)
+    assert 10 <= shown[0]["steps"] < 100
 
 
 @pytest.mark.slow
@@ -174,14 +174,65 @@ def test_the_distance_is_the_librarys() -> None:
             functions.distance(wrong, Call())
 
 
-def test_earlier_pictures_are_shorter_fits() -> None:
-    steps = [one.steps for one in earlier_recipes(Recipe.read(asked("mean-field", steps=1000)))]
-    assert steps == [20, 250]
-    long = Recipe.read(asked("hmc", settings={"draws": 400, "burn_in": 200}))
-    drawn = [one.settings["draws"] for one in earlier_recipes(long)]
-    assert drawn == [20, 100]
-    assert list(earlier_recipes(Recipe.read(asked("gp")))) == []
-    assert list(earlier_recipes(Recipe.read(asked("map", points=[])))) == []
+def on_its_way(name: str, monkeypatch: pytest.MonkeyPatch, **more: Any) -> list[dict[str, Any]]:
+    """All pictures of a panel, the last one too, without pauses between them."""
+    monkeypatch.setattr(functions, "_PAUSE", 0.0)
+    monkeypatch.setattr(functions.time, "monotonic", lambda: 0.0)  # no picture takes time
+    functions._posteriors.clear()
+    call = Call()
+    last = panel(asked(name, **more), call)
+    return [*call.shown, last]
+
+
+@pytest.mark.parametrize("name", ["map", "swag", "laplace", "mean-field"])
+def test_pictures_on_the_way_are_states_of_the_fit(name, monkeypatch) -> None:
+    """They are those that a callback of the same fit sees, and the last one is the fit's result."""
+    settings = {"rank": 2, "cycle": 2} if name == "swag" else {}
+    *some, last = on_its_way(name, monkeypatch, steps=60, settings=settings)
+    assert [one["steps"] for one in some][:5] == [10, 20, 30, 40, 50]
+    assert all(one["preview"] and one["status"] == "unfinished" for one in some)
+    recipe, seen = Recipe.read(asked(name, steps=60, settings=settings)), {}
+
+    def keep(snapshot: doxa.Snapshot) -> None:
+        if not snapshot.last:
+            mean = snapshot.posterior.predict(recipe.grid).mean
+            seen[snapshot.step] = mean.reshape(-1).tolist()
+
+    recipe.fit(show=keep)
+    assert [one["mean"] for one in some] == [seen[one["steps"]] for one in some]
+    plain = recipe.fit()
+    assert last["mean"] == plain.predict(recipe.grid).mean.reshape(-1).tolist()
+    assert last["preview"] is False and some[0]["mean"] != last["mean"]
+
+
+def test_a_long_chain_streams_in(monkeypatch) -> None:
+    chain = {"draws": 40, "burn_in": 20, "leapfrog": 3}
+    *some, last = on_its_way("hmc", monkeypatch, settings=chain, members=2)
+    assert len(some) >= 5 and len(some[-2]["draws"]) > 1
+    assert last["status"] != "unfinished"
+
+
+def test_exact_methods_and_priors_have_one_picture(monkeypatch) -> None:
+    assert len(on_its_way("gp", monkeypatch)) == 1
+    assert len(on_its_way("map", monkeypatch, points=[])) == 1
+
+
+def test_pictures_take_little_of_the_time(monkeypatch) -> None:
+    """After a picture that took a second there is none for four seconds."""
+    now = [0.0]
+    monkeypatch.setattr(functions.time, "monotonic", lambda: now[0])
+
+    def slow(recipe: Recipe, posterior: Any) -> dict[str, Any]:
+        now[0] += 1.0
+        return {}
+
+    monkeypatch.setattr(functions, "picture", slow)
+    call = Call()
+    previews = functions.Previews(Recipe.read(asked("map")), call)
+    for step in range(100):
+        previews(doxa.Snapshot(step, "train", 1, lambda: [None]))  # type: ignore[list-item]
+        now[0] += 0.1
+    assert len(call.shown) == 3
 
 
 def test_a_fit_asks_whether_it_is_cancelled() -> None:

@@ -10,9 +10,9 @@ is carried out by `doxa.fit`, and shown as numbers on a grid:
 `script` writes the same calls as Python. A test runs it for each method, and compares all numbers
 to the last bit.
 
-**First pictures.** Methods that train cannot answer at once. `earlier_recipes` gives shorter fits,
-which are complete fits of their own, with the number of their steps. The last picture is that of
-the fit itself.
+**First pictures.** Methods that train cannot answer at once. `Previews` shows the state of the fit
+on its way (`doxa.Snapshots`), with the number of its steps: the weights so far, or the draws that a
+sampler has kept. Neither changes a bit of the fit, whose result is the last picture.
 
 **Paths.** A function f of a Gaussian process moves along a path of such functions:
 μ + cos(t)(f₁ − μ) + sin(t)(f₂ − μ), with f₁ and f₂ independent draws, has the same distribution at
@@ -23,7 +23,9 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -41,6 +43,7 @@ from doxa.studio.forms import describe, is_exact, read_settings, regression_meth
 from doxa.studio.workers import Call
 
 MOST_POINTS = 300
+_MEMBERS = 20  # at most
 GRID = 121  # rows of the grid
 DRAWS = 12  # functions that are drawn
 FRAMES = 24  # steps of a path between two draws
@@ -48,7 +51,9 @@ HETEROSCEDASTIC = "heteroscedastic"
 ACTIVATIONS = ("tanh", "relu", "silu", "gelu", "elu", "softplus", "sigmoid")
 PRIORS = {"normal": "Normal", "fan-in": "FanInNormal"}
 _HIDDEN = ("noise", "net")  # the room has a control of its own for the noise
-_FIRST_STEPS = 20  # of the first picture
+_EVERY = 10  # steps between states that may be shown
+_PAUSE = 0.1  # seconds between pictures, at least
+_TOGETHER = 1e7  # weights × points from which `fit` would divide members into blocks
 _LARGEST = 1e6  # of a coordinate
 _DEGREES = 9
 _KEPT = 4  # posteriors that a process remembers
@@ -143,7 +148,7 @@ class Recipe:
             raise DataError("evaluate must be true or false")
         optional = {
             key: None if asked.get(key) is None else _whole(asked, key, 0, 1, most)
-            for key, most in (("steps", 20_000), ("members", 20))
+            for key, most in (("steps", 20_000), ("members", _MEMBERS))
         }
         return cls(
             _points(asked.get("points")), name,
@@ -156,6 +161,11 @@ class Recipe:
     @property
     def needs_network(self) -> bool:
         return bool(doxa.get_method(self.method).needs_network)
+
+    @property
+    def is_sampler(self) -> bool:
+        """Whether the method has a number of draws in place of steps."""
+        return "draws" in dict(doxa.methods()[self.method].short)
 
     @property
     def before_data(self) -> Recipe:
@@ -175,8 +185,13 @@ class Recipe:
             fixed = {"prior_std": 1.0}
         return replace(one, settings=fixed | self.settings, noise=self.noise or 0.1)
 
-    def fit(self, stop: Callable[[], bool] | None = None) -> Posterior:
-        """Fit the recipe. `stop` is asked now and then, and True ends the fit."""
+    def fit(
+        self,
+        stop: Callable[[], bool] | None = None,
+        show: Callable[[doxa.Snapshot], None] | None = None,
+    ) -> Posterior:
+        """Fit the recipe. `stop` is asked now and then, and True ends the fit. `show` is given
+        states on the way."""
         model, likelihood, options = None, self._likelihood, self._options
         if self.needs_network:
             outputs = 2 if self.noise == HETEROSCEDASTIC else 1
@@ -184,8 +199,10 @@ class Recipe:
             model = doxa.nets.mlp(1, outputs, hidden, self.activation).double()
             options["prior"] = getattr(doxa, PRIORS[self.prior_kind])(self.prior)
         method = doxa.get_method(self.method)(**self.settings)
-        if stop is not None:
-            options["callbacks"] = (lambda step, info: stop(),)
+        callbacks: list[Any] = [] if stop is None else [lambda step, info: stop()]
+        if show is not None and not is_exact(self.method):
+            callbacks.append(doxa.Snapshots(show, every=_EVERY))
+        options["callbacks"] = callbacks
         data = torch.tensor(self.points, dtype=torch.float64)
         return doxa.fit(
             model, (data[:, :1], data[:, 1]), method, likelihood=likelihood, progress=False,
@@ -208,6 +225,8 @@ class Recipe:
             options["steps"] = self.steps
         if self.members is not None:
             options["members"] = self.members
+        if self.needs_network and self.depth * self.width**2 * len(self.points) > _TOGETHER:
+            options["block_size"] = _MEMBERS  # a fit that is watched trains all members together
         return options
 
     @property
@@ -312,26 +331,33 @@ def _whole(asked: dict[str, Any], name: str, default: int, low: int, high: int) 
     return value
 
 
-def earlier_recipes(recipe: Recipe) -> Iterator[Recipe]:
-    """Shorter fits whose pictures come before that of the recipe: complete fits of their own."""
-    if is_exact(recipe.method) or not recipe.points:
-        return
-    row, plain = doxa.methods()[recipe.method], replace(recipe, evaluate=False)
-    short = dict(row.short)
-    yield replace(plain, settings=recipe.settings | short, steps=_FIRST_STEPS, members=1)
-    if "draws" in short:
-        fewer = {
-            name: max(short[name], int(_setting(recipe, name) // 4))
-            for name in ("draws", "burn_in")
-            if name in short
-        }
-        yield replace(plain, settings=recipe.settings | fewer)
-    elif recipe.steps is not None and recipe.steps >= 400:
-        yield replace(plain, steps=recipe.steps // 4)
+class Previews:
+    """Shows pictures of a fit on its way.
 
+    Parameters
+    ----------
+    recipe : Recipe
+        What is fitted.
+    call : Call
+        Where pictures are sent.
+    """
 
-def _setting(recipe: Recipe, name: str) -> float:
-    return float(getattr(doxa.get_method(recipe.method)(**recipe.settings), name))
+    def __init__(self, recipe: Recipe, call: Call) -> None:
+        self.recipe, self.call = recipe, call
+        self._next = 0.0  # on the monotonic clock
+
+    def __call__(self, snapshot: doxa.Snapshot) -> None:
+        """Show the state after a step, unless a picture was shown just now. At most a fifth of the
+        time is spent on pictures."""
+        began = time.monotonic()
+        if snapshot.last or began < self._next:
+            return
+        with suppress(DoxaError):  # no posterior yet, in this stage of the method
+            shown = picture(self.recipe, snapshot.posterior)
+            steps = None if self.recipe.is_sampler else self.recipe.steps
+            self.call.show(shown | {"preview": True, "of": steps})
+        now = time.monotonic()
+        self._next = now + max(_PAUSE, 4 * (now - began))
 
 
 def picture(recipe: Recipe, posterior: Posterior) -> dict[str, Any]:
@@ -371,10 +397,10 @@ def _scalar(value: Any) -> float | None:
 _posteriors: dict[str, Posterior] = {}  # the last ones of this process
 
 
-def _fitted(recipe: Recipe, call: Call) -> Posterior:
+def _fitted(recipe: Recipe, call: Call, show: Previews | None = None) -> Posterior:
     key = json.dumps([repr(recipe)])
     if key not in _posteriors:
-        posterior = recipe.fit(lambda: call.cancelled)
+        posterior = recipe.fit(lambda: call.cancelled, show)
         call.check()
         while len(_posteriors) >= _KEPT:
             del _posteriors[next(iter(_posteriors))]
@@ -383,19 +409,10 @@ def _fitted(recipe: Recipe, call: Call) -> Posterior:
 
 
 def panel(asked: Any, call: Call) -> dict[str, Any]:
-    """The picture of a recipe; earlier ones of shorter fits are shown before it."""
+    """The picture of a recipe; those of the fit on its way are shown before it."""
     recipe = Recipe.read(asked)
-    for earlier in earlier_recipes(recipe):
-        call.check()
-        try:
-            posterior = earlier.fit(lambda: call.cancelled)
-            call.check()
-            shown = picture(earlier, posterior)
-        except DoxaError:  # too short for this method; the fit itself says what is wrong
-            continue
-        call.show(shown | {"preview": True, "of": recipe.steps})
-    posterior = _fitted(recipe.before_data, call)
-    found = picture(recipe, posterior)
+    previews = Previews(recipe, call) if recipe.points else None
+    found = picture(recipe, _fitted(recipe.before_data, call, previews))
     python = recipe.script(len(found.get("draws", ())))
     return found | {"preview": False, "python": python}
 

@@ -60,8 +60,8 @@ export const text = {
   yes: "yes", no: "no", none: "none",
   computing: "Computing…",
   preview: (steps, of) => of
-    ? `Preview: a fit of ${steps.toLocaleString("en")} of ${of.toLocaleString("en")} steps`
-    : `Preview: a shorter fit of ${steps.toLocaleString("en")} steps`,
+    ? `On its way: step ${steps.toLocaleString("en")} of ${of.toLocaleString("en")}`
+    : `On its way: step ${steps.toLocaleString("en")}`,
   priorOnly: "Prior: no data yet",
   status: "Status",
   evidence: (v) => `log evidence ${v.toFixed(2).replace("-", "−")}`,

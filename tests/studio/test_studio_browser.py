@@ -210,7 +210,7 @@ def test_a_trained_method_shows_a_labelled_picture_first(browser: Browser, serve
     browser.evaluate("document.querySelector('#presets button').click()")
     assert settled(browser)[0]["preview"] is False
     labels = browser.evaluate("labels")
-    assert any("20 of 1,000 steps" in label for label in labels)
+    assert any(label.startswith("On its way: step") and "of 1,000" in label for label in labels)
     assert labels[-1] == "ok"
 
 

@@ -451,6 +451,7 @@ def test_damaged_requests_are_answered_with_typed_errors(run, monkeypatch) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.matrix
 def test_5000_damaged_requests(run, monkeypatch) -> None:
     monkeypatch.setattr(http, "HEADER_SECONDS", 1.0)
     seen = fuzz(run, seed=2, count=5000)

@@ -117,6 +117,7 @@ ACCURATE = [  # a middle size, on stacked weights, and a large one, by tensor
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "hidden", "members"), ACCURATE)
+@pytest.mark.matrix
 def test_a_plan_is_right_within_15_percent(name: str, hidden: int, members: int) -> None:
     """The smallest of up to three deviations: what malloc keeps differs by a tenth between
     processes."""
@@ -138,6 +139,7 @@ BY_PLAN = [("map loop", 300), ("mean-field", 512), ("laplace diagonal", 256), ("
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "hidden"), BY_PLAN)
+@pytest.mark.matrix
 def test_what_plan_announces_is_right_within_15_percent(name: str, hidden: int) -> None:
     """As `python -m benchmarks.memory_plan`; the smallest of up to three deviations."""
     if not Path("/proc/self/status").exists():

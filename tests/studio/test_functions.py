@@ -91,6 +91,7 @@ def test_numbers_of_trained_methods_are_the_librarys(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in EXACT])
+@pytest.mark.matrix
 def test_numbers_of_every_method_are_the_librarys(name: str) -> None:
     settings = {"rank": 2} if name == "swag" else dict(doxa.methods()[name].short)
     steps = None if "draws" in settings else 100

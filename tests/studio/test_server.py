@@ -307,6 +307,7 @@ def test_messages_with_errors() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.matrix
 def test_ten_thousand_messages_with_errors() -> None:
     accepted, computed = fuzz(10_000, 1)
     assert 5_000 < accepted < 10_000

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
-LONG = ("bench", "demo")  # commands that take minutes, or data that is not here
+LONG = ("bench", "demo", "serve", "studio")  # minutes, data that is not here, or until Ctrl-C
 
 
 def blocks(language: str) -> list[str]:
@@ -74,6 +74,7 @@ def test_every_doxa_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         table[120:].to_csv(name, index=False)
     table[120:].to_csv("january.csv", index=False)
     table[120:].drop(columns="y").to_csv("new.csv", index=False)
+    table.drop(columns="y").to_parquet("big.parquet", row_group_size=50)
     table.assign(y=table["y"].where(table.index < 30)).to_csv("pool.csv", index=False)
     lines = [line for text in blocks("") for line in text.splitlines() if line.startswith("doxa ")]
     assert len(lines) >= 5

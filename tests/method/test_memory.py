@@ -111,7 +111,7 @@ def test_a_plan_is_right_to_a_factor_of_two(name: str) -> None:
 
 
 ACCURATE = [  # a middle size, on stacked weights, and a large one, by tensor
-    ("map", 512, 10), ("map", 970, 10), ("ivon", 970, 3), ("ivon", 2048, 1), ("mean-field", 512, 3),
+    ("map", 512, 10), ("ivon", 970, 3), ("ivon", 2048, 1), ("mean-field", 512, 3),
 ]  # fmt: skip
 
 

@@ -147,6 +147,31 @@ def transformer(rows: int, classes: int) -> tuple[nn.Module, Any, Any]:
     return Transformer(classes), ids, torch.arange(rows) * 7 % classes
 
 
+def gpt2(rows: int, classes: int) -> tuple[nn.Module, Any, Any]:
+    """GPT-2 small with random weights, as a classifier of 128 tokens."""
+    from transformers import GPT2Config, GPT2ForSequenceClassification
+
+    class Logits(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            config = GPT2Config(num_labels=classes, pad_token_id=0, use_cache=False)
+            self.net = GPT2ForSequenceClassification(config)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.net(ids).logits
+
+    ids = torch.randint(1, 50257, (rows, 128), generator=torch.Generator().manual_seed(0))
+    return Logits(), ids, torch.arange(rows) * 7 % classes
+
+
+def resnet50(images: int, classes: int) -> tuple[nn.Module, Any, Any]:
+    """torchvision's, on images of 224²."""
+    from torchvision.models import resnet50 as make
+
+    net = make(num_classes=classes)
+    return net, normal(images, 3, 224, 224), torch.arange(images) % classes
+
+
 @dataclass(frozen=True)
 class Row:
     words: str
@@ -157,17 +182,21 @@ class Row:
     exact: bool = True  # whether curvature="ggn" is within reach
     before: bool = True  # whether another version can run it
     steps: int = 30  # of training, before the fit
+    batch: int | None = None  # of training; None: all rows
+    gpu: bool = False  # whether it needs a GPU, and packages that a GPU machine has
 
 
 def trained(net: nn.Module, x: Any, y: Any, row: Row) -> nn.Module:
-    """Some steps of Adam with weight decay, on all rows."""
+    """Some steps of Adam with weight decay, on all rows or on batches."""
     adam = torch.optim.Adam(net.parameters(), lr=3e-3, weight_decay=1e-3)
     loss = nn.functional.cross_entropy
     if row.likelihood == "bernoulli":
         loss = nn.functional.binary_cross_entropy_with_logits
-    for _ in range(row.steps):
+    size = row.batch or len(x)
+    for t in range(row.steps):
+        rows = slice(t * size % len(x), t * size % len(x) + size)
         adam.zero_grad()
-        loss(net(x), y).backward()
+        loss(net(x[rows]), y[rows]).backward()
         adam.step()
     return net.eval()
 
@@ -194,6 +223,11 @@ ROWS = {
     "vocabulary-kronecker": Row("its head with 2,000 classes, 100 rows",
                                 lambda: transformer(100, 2000), "kronecker", subset="last_layer",
                                 exact=False, before=False),
+    "gpt2-head": Row("head of GPT-2 small, 512 rows of 128 tokens, 10 classes",
+                     lambda: gpt2(512, 10), "kronecker", subset="last_layer", before=False,
+                     steps=8, batch=64, gpu=True),
+    "resnet50-100": Row("ResNet-50, 512 images of 224², 100 classes", lambda: resnet50(512, 100),
+                        "kronecker", before=False, steps=8, batch=64, gpu=True),
 }  # fmt: skip
 
 
@@ -297,7 +331,7 @@ def table(found: dict[str, Any], device: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rows", default=",".join(ROWS))
+    parser.add_argument("--rows", help="names, or all that the device can compute")
     parser.add_argument("--before", help="the src folder of another version")
     parser.add_argument("--exact", action="store_true")
     parser.add_argument("--peer", help="a Python with laplace-torch")
@@ -313,7 +347,8 @@ def main() -> None:
     name = "laplace_large" if args.device == "cpu" else f"laplace_large_{args.device}"
     path = args.out / f"{name}.json"
     found = json.loads(path.read_text()) if path.exists() else {}
-    for own in args.rows.split(","):
+    able = [own for own, row in ROWS.items() if args.device != "cpu" or not row.gpu]
+    for own in args.rows.split(",") if args.rows else able:
         results = found.setdefault(own, {})
         results["now"] = run(own, "default", args.device, None, args.limit)
         if args.exact and ROWS[own].exact:

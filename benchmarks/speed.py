@@ -86,7 +86,7 @@ def loop_step(
 
 def doxa_step(
     net: nn.Module, x: Tensor, y: Tensor, members: int, batch: int, engine: str, steps: int,
-    likelihood: Any,
+    likelihood: Any, **options: Any,
 ) -> float:  # fmt: skip
     """Seconds per step of `fit`: the median over the intervals between its progress ticks, after
     the first ones, so that setting up and compiling do not count, and everything else does."""
@@ -99,6 +99,7 @@ def doxa_step(
     doxa.fit(
         net, (x, y), "map", members=members, steps=steps, batch_size=batch, engine=engine,
         likelihood=likelihood, progress=False, schedule="constant", callbacks=[tick],
+        **options,
     )  # fmt: skip
     pairs = list(itertools.pairwise(ticks))
     return statistics.median((b[1] - a[1]) / (b[0] - a[0]) for a, b in pairs)
@@ -222,8 +223,18 @@ def _gpu(
     row: Row = {"work": work, "members": len(nets)}
     row["loop"] = seconds(_many(loop_step(nets, x, y, batch, classify), 3), 3, "cuda") / 3
     likelihood = "categorical" if classify else doxa.Gaussian(1.0)
-    for engine in ("loop:eager", "loop:graph", "stack:eager", "stack:graph"):
+    for engine in (
+        "loop:eager",
+        "loop:graph",
+        "stack:eager",
+        "stack:graph",
+        "stack:compiled-graph",
+    ):
         row[engine] = doxa_step(nets[0], x, y, len(nets), batch, engine, steps, likelihood)
+    for engine in ("stack:graph", "stack:compiled-graph"):
+        row[f"{engine}, tf32"] = doxa_step(
+            nets[0], x, y, len(nets), batch, engine, steps, likelihood, precision="tf32"
+        )
     fit = doxa.fit(nets[0], (x, y), "map", members=len(nets), steps=120, batch_size=batch,
                    likelihood=likelihood, progress=False)  # fmt: skip
     row["chosen"] = f"{fit.diagnostics['engine']}:{fit.diagnostics['mode']}"

@@ -698,12 +698,11 @@ def expects_by_tensor(
     problem: Problem, method: Method, requested: str | Engine, members: int, device: torch.device
 ) -> bool:
     """Whether `Run.by_tensor` will hold, unless stacking fails. `problem` has been built."""
-    if not isinstance(problem, Network) or device.type != "cpu" or problem.layout.size < LARGE:
+    if not isinstance(problem, Network) or problem.layout.size < LARGE:
         return False
     if requested == "auto":
         return expected_kind(problem, method, requested, members, device) == "loop"
-    given = Engine.parse(requested)
-    return given.kind == "loop" and given.mode in (None, "eager")
+    return Engine.parse(requested).takes_tensors(device)
 
 
 def select_engine(

@@ -332,6 +332,12 @@ class Engine:
         """The context of training in which products have this precision."""
         return _rounded if self.tf32 else nullcontext()
 
+    def takes_tensors(self, device: torch.device) -> bool:
+        """Whether steps of a large network may take gradients by its tensors: members run one at a
+        time, and no step is recorded as operations on rows. A CUDA graph records kernels."""
+        modes = (None, "eager", "graph") if device.type == "cuda" else (None, "eager")
+        return self.kind == "loop" and self.mode in modes
+
     @property
     def label(self) -> str:
         return f"{self.kind}:{self.mode or 'auto'}"

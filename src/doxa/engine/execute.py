@@ -317,11 +317,12 @@ def choose_executor(
     """The executor of a stage with this number of steps: compiled, if that saves more than `worth`
     times the cost of compiling."""
     graphs = run.device.type == "cuda"
-    if run.by_tensor:
+    if run.by_tensor and not graphs:
         return Executor(step)
     if steps < (_GRAPH_STEPS if graphs else _TRACE_STEPS):
         return Executor(step)
-    if not _repeats(run) or not all(isinstance(leaf, Tensor) for leaf in leaves_of(trial()[1])):
+    tensors = all(isinstance(leaf, Tensor) for leaf in leaves_of(trial()[1]))
+    if not tensors or not _repeats(run, graphs):
         return Executor(step)
     if graphs:
         return Executor(step, "graph")
@@ -333,7 +334,7 @@ def choose_executor(
 def compile_after(step: Step, trial: Trial, run: Any) -> float:
     """The number of calls after which a step is compiled, if the total is not known in advance:
     when compiling would have paid off. Infinite if the step cannot be compiled, or without gain."""
-    if run.device.type != "cpu" or not (_repeats(run) and _compilable(run, trial)):
+    if run.device.type != "cpu" or not (_repeats(run, False) and _compilable(run, trial)):
         return math.inf
     return math.ceil(_COMPILE_SECONDS / saved(step, trial))
 
@@ -360,12 +361,12 @@ def _compilable(run: Any, trial: Trial) -> bool:
     return small and isinstance(run.problem, LogDensity)
 
 
-def _repeats(run: Any) -> bool:
+def _repeats(run: Any, graph: bool) -> bool:
     """Whether a step is a fixed sequence of tensor operations that can be recorded. It is not if a
-    network draws random numbers itself or changes its buffers, or if a density cannot be
-    stacked."""
+    network draws random numbers itself, or if a density cannot be stacked; nor if a network changes
+    its buffers, except as a CUDA graph."""
     if isinstance(run.problem, Network):
-        return not (run.net.tracked or run.net.draws)
+        return not run.net.draws and (graph or not run.net.tracked)
     if run.problem.modules:
         return not any(draws_itself(module.net) for module in run.problem.modules.values())
     return isinstance(run.problem, LogDensity) and run.engine.kind == "stack"

@@ -178,10 +178,14 @@ class Run:
     def by_tensor(self) -> bool:
         """Whether gradients are taken by the tensors of a large network, and not by rows of all
         its weights (`gradients_by_tensor`)."""
-        engine = self.engine
-        eager = engine.kind == "loop" and engine.mode in (None, "eager")
         network = self.problem.model is not None and not self.particle_of
-        return eager and network and self.device.type == "cpu" and self.layout.size >= LARGE
+        return network and self.layout.size >= LARGE and self.engine.takes_tensors(self.device)
+
+    @cached_property
+    def numbers_of_rows(self) -> list[float]:
+        """`n` as numbers: a CUDA graph cannot wait for a value."""
+        found: list[float] = self.n.tolist()
+        return found
 
     @property
     def whole(self) -> Self:

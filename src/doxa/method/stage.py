@@ -191,7 +191,7 @@ def step_by_tensor(
         if not new:
             new.update((k, state[k] if clock.owned else state[k].clone()) for k in names)
         m = gradients[0].member
-        n = float(run.n[m])
+        n = run.numbers_of_rows[m]
         groups: dict[float, list[TensorGradient]] = {}
         for one in gradients:
             if one.decay is None:

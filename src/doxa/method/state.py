@@ -513,7 +513,9 @@ def gradients_by_tensor(
         return None
     called, values, changes = list(clock.calls), [], []
     size = run.settings.microbatch
-    memory: GradientMemory = run.once(_MEMORY, GradientMemory)
+    memory: GradientMemory | None = None
+    if run.device.type == "cpu":  # elsewhere new memory costs nothing
+        memory = run.once(_MEMORY, GradientMemory)
     for part in run.engine.chunks(run.size):
         at = clock.select_members(part)
         try:

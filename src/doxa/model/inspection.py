@@ -61,10 +61,13 @@ def masked_layers(order: Sequence[str], dropouts: Collection[str]) -> dict[str, 
     return masked
 
 
-def reset(net: nn.Module, given: Mapping[str, Tensor]) -> tuple[set[str], set[str]]:
-    """Re-initialise all layers. Returns the names of two kinds of parameters that no
-    `reset_parameters` sets: those that are drawn by the rule below, and those that have their
-    `given` values, although these are not the same number everywhere.
+def reset(
+    net: nn.Module, given: Mapping[str, Tensor], kept: Collection[str] = ()
+) -> tuple[set[str], set[str]]:
+    """Re-initialise all layers, except those of which all parameters are in `kept`. Returns the
+    names of two kinds of parameters that no `reset_parameters` sets: those that are drawn by the
+    rule below, and those that have their `given` values, although these are not the same number
+    everywhere.
 
     A tensor of two or more axes (the weight of a GPT-2 `Conv1D`, a position embedding) is drawn
     from N(0, s²), with s the root mean square of its given values: in a new network, that is the
@@ -72,20 +75,22 @@ def reset(net: nn.Module, given: Mapping[str, Tensor]) -> tuple[set[str], set[st
     zeros) starts with the same values in every new network, and stays. A vector that is not
     constant stays, too: whether it is a scale, a shift or a bias is not known."""
     with torch.no_grad():
-        for p in net.parameters():
-            p.fill_(torch.nan)  # a value that is still NaN afterwards was not set
-        for module in net.modules():
+        layers = [module for _, module in layers_to_reset(net, kept)]
+        for name, p in net.named_parameters():
+            if name not in kept:
+                p.fill_(torch.nan)  # a value that is still NaN afterwards was not set
+        for module in layers:
             reset = getattr(module, "reset_parameters", None)
             reset = reset or getattr(module, "_reset_parameters", None)
             if callable(reset):
                 reset()
-        for module in net.modules():
+        for module in layers:
             if hasattr(module, "reset_lora_parameters"):
                 _reset_adapters(module)
         drawn: set[str] = set()
         stayed: set[str] = set()
         for name, p in net.named_parameters():
-            if not p.isnan().any():
+            if name in kept or not p.isnan().any():
                 continue
             value = given[name]
             p.copy_(value)
@@ -97,6 +102,14 @@ def reset(net: nn.Module, given: Mapping[str, Tensor]) -> tuple[set[str], set[st
             elif not bool((value == value.flatten()[0]).all()) or value.numel() == 1:
                 stayed.add(name)
     return drawn, stayed
+
+
+def layers_to_reset(net: nn.Module, kept: Collection[str]) -> Iterator[tuple[str, nn.Module]]:
+    """The layers, by name, that have parameters not in `kept`, or none at all."""
+    for prefix, module in net.named_modules():
+        own = [f"{prefix}.{name}" if prefix else name for name, _ in module.named_parameters()]
+        if not own or any(name not in kept for name in own):
+            yield prefix, module
 
 
 def _reset_adapters(module: Any) -> None:
@@ -114,21 +127,24 @@ def fresh_rows(
     others: Mapping[str, Tensor] | None = None,
 ) -> Tensor:
     """Newly initialised values of the layout for each (seed, member id), [M, P]; no global
-    generator is used. `others` are entries of the layout that are not in the network."""
+    generator is used. `others` are entries of the layout that are not in the network. Frozen
+    parts are neither copied nor initialised, except the frozen parameters of a layer that
+    initialises them together with others."""
     given = {name: p.detach() for name, p in net.named_parameters()}
+    kept = untouched(net, layout)
     others = dict(others or {})
     kinds = [(given | others)[name].dtype for name in layout.names]
     rows = torch.empty(len(starts), layout.size, dtype=reduce(torch.promote_types, kinds))
     drawn: set[str] = set()
     stayed: set[str] = set()
-    own = copied_into(net, layout, rows[0])
+    own = copied_into(net, layout, rows[0], kept)
     for row, (seed, member) in zip(rows, starts, strict=True):
         named = dict(own.named_parameters())
         for name, where in layout.slices.items():
             if name in named and named[name].dtype == rows.dtype:
                 named[name].data = row[where].view(named[name].shape)  # is initialised in place
         with drawing("init", seed, member):
-            drawn, stayed = reset(own, given)
+            drawn, stayed = reset(own, given, kept)
         for name, p in (dict(own.named_parameters()) | others).items():
             if name in layout.slices:
                 value = p.detach().flatten()
@@ -147,13 +163,31 @@ def fresh_rows(
     return rows
 
 
-def copied_into(net: nn.Module, layout: Layout, row: Tensor) -> nn.Module:
+def untouched(net: nn.Module, layout: Layout) -> frozenset[str]:
+    """Frozen parameters that no initialisation of the weights in the layout can write to."""
+    frozen = {name for name, _ in net.named_parameters()} - set(layout.names)
+    written: set[str] = set()
+    for prefix, module in layers_to_reset(net, frozen):
+        if any(hasattr(module, n) for n in ("reset_parameters", "_reset_parameters")):
+            start = f"{prefix}." if prefix else ""
+            written |= {start + name for name, _ in module.named_parameters()}
+    return frozenset(frozen - written)
+
+
+def copied_into(
+    net: nn.Module, layout: Layout, row: Tensor, kept: Collection[str] = ()
+) -> nn.Module:
     """A copy of a network on the CPU whose weights have no memory but that of a row [P]. Their
-    values are not copied."""
+    values are not copied. Parameters that are `kept` have their shape, and no values."""
     same = {
         id(p): nn.Parameter(row[layout.slices[name]].view(p.shape))
         for name, p in net.named_parameters()
         if name in layout.slices and type(p) is nn.Parameter and p.dtype == row.dtype
+    }
+    same |= {
+        id(p): nn.Parameter(p.new_zeros((), device="cpu").expand(p.shape), requires_grad=False)
+        for name, p in net.named_parameters()
+        if name in kept
     }
     return duplicate(net, same=same).cpu()
 

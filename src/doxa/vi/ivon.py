@@ -197,7 +197,9 @@ class IVON(VariationalGaussian):
         """The same step for a large network in blocks of columns, in place. None if the network is
         not large, if points are not after all uncertain weights, or with several draws."""
         uncertain = state["variance"].shape[1]
-        if not run.by_tensor or self.samples > 1 or run.subset_where != slice(0, uncertain):
+        if not run.by_tensor or run.device.type != "cpu":  # blocks are for a processor's cache
+            return None
+        if self.samples > 1 or run.subset_where != slice(0, uncertain):
             return None
         names = ("mean", "variance", "momentum")
         rows = {k: state[k] if clock.owned else state[k].clone() for k in names}

@@ -202,8 +202,8 @@ class MeanField(GaussianVI):
     def _columnwise(self, run: Run, placed: Placed | None) -> bool:
         """Whether a step is a function of each weight alone: one draw, a Gaussian prior with one
         precision for each tensor, and points after all uncertain weights."""
-        if self.samples > 1 or self.prior_scale != "given":
-            return False
+        if self.samples > 1 or self.prior_scale != "given" or run.device.type != "cpu":
+            return False  # blocks are for the cache of a processor
         if placed is not None and (placed.draws > 1 or not placed.all_local):
             return False
         uncertain, prior = len(run.subset_index), run.prior[0] if run.prior.runs else run.prior

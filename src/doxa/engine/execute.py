@@ -30,8 +30,8 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -91,9 +91,10 @@ class Executor:
                     self._ready = self._prepare(state, batch, t, rate)
                 self._shapes = shapes
             except Exception as error:  # whatever a tracer or compiler raises: eager always works
+                cause = _first(error)
                 log.warning(
                     "engine: %s failed (%s: %s); running eagerly",
-                    self.mode, type(error).__name__, (str(error).splitlines() or [""])[0][:120],
+                    self.mode, type(cause).__name__, (str(cause).splitlines() or [""])[0][:120],
                 )  # fmt: skip
                 self.mode = "eager"
                 return self.step(state, batch, t, rate)
@@ -255,6 +256,39 @@ def _compiled(module: torch.fx.GraphModule, example: list[Tensor]) -> Callable[.
         return torch._inductor.compile(module, list(example), options=options)
 
 
+def _first(error: BaseException) -> BaseException:
+    """The error that came before all others: a capture that is broken off raises one of its own."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return error
+
+
+@contextmanager
+def _captured(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
+    """Capture what runs inside. After an error, torch's random generator of the device would stay
+    in the state of a capture, and any later draw of the user's would fail. An empty capture resets
+    it."""
+    try:
+        with torch.cuda.graph(graph):
+            yield
+    except Exception:
+        with suppress(Exception), torch.cuda.graph(torch.cuda.CUDAGraph()):
+            pass
+        raise
+
+
+@contextmanager
+def _no_waiting() -> Iterator[None]:
+    """An error where an operation waits for the device: it cannot be captured, and an error now is
+    better than a capture that is broken off."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
 class _Captured:
     """A CUDA graph of the step, with its own copies of all tensors that it reads and writes."""
 
@@ -270,11 +304,12 @@ class _Captured:
         self.side = torch.cuda.Stream()
         self.side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.side):
-            for _ in range(3):
-                step(dict(self.state), self.batch, self.t, self.rate, **owned)
+            for number in range(3):
+                with _no_waiting() if number else nullcontext():  # the first may fill caches
+                    step(dict(self.state), self.batch, self.t, self.rate, **owned)
         torch.cuda.current_stream().wait_stream(self.side)
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
+        with _captured(self.graph):
             new, self.info = step(dict(self.state), self.batch, self.t, self.rate, **owned)
             for name, value in self.state.items():
                 if new[name] is not value:

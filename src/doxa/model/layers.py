@@ -320,8 +320,19 @@ def attention(
     elif attention_mask is not None:
         scores = scores + attention_mask
     weights = torch.softmax(scores, -1, dtype=torch.promote_types(scores.dtype, torch.float32))
-    weights = nn.functional.dropout(weights.to(query.dtype), dropout, module.training)
+    weights = weights.to(query.dtype)
+    if not _never_drops(module, dropout):
+        weights = nn.functional.dropout(weights, dropout, module.training)
     return (weights @ value).transpose(-3, -2).contiguous(), weights
+
+
+def _never_drops(module: nn.Module, dropout: Any) -> bool:
+    """Whether this probability is that of a dropout layer of the module whose rate is 0. It is a
+    tensor then, and torch would wait for its value."""
+    return isinstance(dropout, Tensor) and any(
+        isinstance(child, MaskedDropout) and child.p is dropout and child.rate == 0.0
+        for child in module.children()
+    )
 
 
 def _apart(

@@ -240,7 +240,10 @@ class BoundPrior:
         self.size = size
         self.runs = tuple(next(iter(parts[0].family.exact.values())).shape[:-1])  # () or (R,)
         self._order = _inverse_order(self.parts, size) if len(parts) > 1 else None
+        # what steps of large networks read again: no step may copy to a device
         self._some: dict[tuple[int, int], BoundPrior] = {}  # the priors of slices
+        self._ones: dict[Any, Family] = {}  # the families of one element
+        self._of_runs: dict[int, BoundPrior] = {}
 
     @property
     def is_gaussian(self) -> bool:
@@ -250,6 +253,13 @@ class BoundPrior:
         """The priors of some runs of a stack; a number gives one without a run axis."""
         if not self.runs:
             raise MethodError("this prior is not a stack: all runs share it")
+        if isinstance(rows, int):
+            if rows not in self._of_runs:
+                self._of_runs[rows] = self._of_rows(rows)
+            return self._of_runs[rows]
+        return self._of_rows(rows)
+
+    def _of_rows(self, rows: Any) -> BoundPrior:
         index = rows.cpu() if isinstance(rows, Tensor) else rows
         parts = []
         for part in self.parts:
@@ -343,14 +353,21 @@ class BoundPrior:
         for part in self.parts:
             if part.family.constant and not self.runs and _inside(where, part.where):
                 loc = 0.0 if part.loc is None else part.loc[0]
-                own = part.family.some(..., 1)
-                family = type(part.family)(own, grad.device, grad.dtype)
+                family = self._of_one(part, grad)
                 for x, g in zip(flat.split(_BLOCK), grad.split(_BLOCK), strict=True):
                     g.add_(family.score(x - loc), alpha=factor)
                 return
         if (where.start, where.stop) not in self._some:
             self._some[where.start, where.stop] = self.of(torch.arange(where.start, where.stop))
         grad.add_(self._some[where.start, where.stop].score(flat), alpha=factor)
+
+    def _of_one(self, part: Part, like: Tensor) -> Family:
+        """The family of one element of a part in which all are alike."""
+        key = (id(part), like.device, like.dtype)
+        if key not in self._ones:
+            own = part.family.some(..., 1)
+            self._ones[key] = type(part.family)(own, like.device, like.dtype)
+        return self._ones[key]
 
     @cached_property
     def widens(self) -> bool:

@@ -475,6 +475,8 @@ def choose_engine(
     convs = [m for m in model.net.modules() if isinstance(m, nn.Conv2d | nn.Conv3d)]
     widest = max((c.out_channels for c in convs), default=0)
     most = 12 if device.type == "cpu" else 48  # measured: each fills the processor
+    if device.type == "cuda" and members >= 8:  # grouped convolutions, whose time hardly grows
+        most = 128
     if widest > most and not same_weights:
         return Engine("loop", None, reason="wide convolutions are faster one member at a time")
     how = "batched layers" if model.plan else "vmap"

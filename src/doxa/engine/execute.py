@@ -14,7 +14,8 @@ operations. Compared with a recorded step, a compiled one saves about
     4 µs × operations + 0.3 ns × numbers written
 
 (`benchmarks/modes.py` measures both, on one thread), and compiling takes about 8 s. On a GPU,
-making a graph costs almost nothing.
+making a graph costs almost nothing; a compiled step in a graph saves 1.2 µs × operations + 2 ps ×
+numbers written, and takes about 25 s to compile.
 
 **Parts of a transition** (`Recorded`). A transition of NUTS is not a fixed sequence of operations.
 A transition of HMC repeats the same leapfrog step many times, and takes minutes to compile as a
@@ -109,7 +110,9 @@ class Executor:
         if self.mode in ("graph", "compiled-graph"):
             inner = self.step
             if self.mode == "compiled-graph":
-                inner = _traced(self.step, state, batch, t, rate, self.ahead, compiled=True)
+                inner = _traced(
+                    self.step, state, batch, t, rate, self.ahead, compiled=True, in_place=True
+                )
             return _Captured(inner, state, batch, t, rate, self.mode == "graph")
         return _traced(self.step, state, batch, t, rate, self.ahead, self.mode == "compiled")
 
@@ -144,8 +147,10 @@ def leaves_of(batch: Batch) -> list[Any]:
 
 def _traced(
     step: Step, state: State, batch: Batch, t: Tensor, rate: Tensor, ahead: PrefetchedNoise | None,
-    compiled: bool,
+    compiled: bool, in_place: bool = False,
 ) -> Step:  # fmt: skip
+    """The step as recorded operations. `in_place`: compiled, and each call overwrites the state it
+    is given, which is contiguous; it returns the same tensors."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
     names = list(state)
@@ -185,6 +190,8 @@ def _traced(
     with unfused() if compiled else nullcontext():
         module = make_fx(flat)(*example)
     module = simplify(module, example)
+    if in_place:
+        _store_outputs(module, [names.index(name) for name in changed])
     written = _written(module, names)
     ours: State = {}  # the state that was returned last
     call: Callable[..., Any] = (
@@ -193,6 +200,11 @@ def _traced(
 
     def run(state: State, batch: Batch, t: Tensor, rate: Tensor) -> Any:
         nonlocal ours
+        if in_place:
+            given = [*(state[name] for name in names), *map(_contiguous, _tensors(batch)), t, rate]
+            with torch.no_grad():
+                out = call(*given, *map(_contiguous, numbers(int(t)) if requests else ()))
+            return state, dict(zip(keys, out, strict=True))
         if state is not ours:  # other code may refer to these tensors
             state = state | {name: state[name].clone() for name in written}
         given = [*(state[name] for name in names), *_tensors(batch), t, rate]
@@ -204,9 +216,22 @@ def _traced(
         return new, dict(zip(keys, out[len(changed) :], strict=True))
 
     run(
-        {k: v.clone() for k, v in state.items()}, batch, t, rate
+        {k: _contiguous_copy(v) for k, v in state.items()}, batch, t, rate
     )  # compile now, on a copy, so that a failure falls back before anything has changed
     return run
+
+
+def _store_outputs(module: torch.fx.GraphModule, places: list[int]) -> None:
+    """Make the first outputs of a module overwrite its inputs at these places, as the last of its
+    operations. A compiler then writes them there, instead of to new memory."""
+    inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
+    output = next(node for node in module.graph.nodes if node.op == "output")
+    values = list(output.args[0])
+    with module.graph.inserting_before(output):
+        for place, value in zip(places, values, strict=False):
+            module.graph.call_function(torch.ops.aten.copy_.default, (inputs[place], value))
+    output.args = (values[len(places) :],)
+    module.recompile()
 
 
 def _written(module: torch.fx.GraphModule, names: list[str]) -> list[str]:
@@ -277,18 +302,6 @@ def _captured(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
         raise
 
 
-@contextmanager
-def _no_waiting() -> Iterator[None]:
-    """An error where an operation waits for the device: it cannot be captured, and an error now is
-    better than a capture that is broken off."""
-    before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
-
-
 class _Captured:
     """A CUDA graph of the step, with its own copies of all tensors that it reads and writes."""
 
@@ -297,16 +310,15 @@ class _Captured:
     ) -> None:
         leaves, spec = _leaves(batch)
         owned = {"owned": True} if in_place else {}  # the graph's tensors are its own
-        self.state = {k: v.clone() for k, v in state.items()}
+        self.state = {k: _contiguous_copy(v) for k, v in state.items()}
         self.inputs = [leaf.clone() for leaf in leaves]
         self.t, self.rate = t.clone(), rate.clone()
         self.batch = _batch(self.inputs, spec, batch)
         self.side = torch.cuda.Stream()
         self.side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.side):
-            for number in range(3):
-                with _no_waiting() if number else nullcontext():  # the first may fill caches
-                    step(dict(self.state), self.batch, self.t, self.rate, **owned)
+            for _ in range(3):
+                step(dict(self.state), self.batch, self.t, self.rate, **owned)
         torch.cuda.current_stream().wait_stream(self.side)
         self.graph = torch.cuda.CUDAGraph()
         with _captured(self.graph):
@@ -334,6 +346,8 @@ class _Captured:
 _COMPILE_SECONDS = 8.0
 _OPERATION_SECONDS = 4e-6
 _NUMBER_SECONDS = 3e-10
+_LAUNCH_SECONDS, _TRAFFIC_SECONDS = 1.2e-6, 2e-12  # the same beside a CUDA graph
+_GPU_COMPILE_SECONDS, _MOST_COMPILED = 25.0, 500  # of a step with at most so many operations
 _TRACE_STEPS = 500
 _GRAPH_STEPS = 100
 _SMALL = 1e6  # weights of all members, below which compiling a step pays
@@ -360,6 +374,12 @@ def choose_executor(
     if not tensors or not _repeats(run, graphs):
         return Executor(step)
     if graphs:
+        planned = not isinstance(run.problem, Network) or run.net.plan is not None
+        if planned and not run.by_tensor:
+            operations, numbers = counted(step, trial)
+            gain = _LAUNCH_SECONDS * operations + _TRAFFIC_SECONDS * numbers
+            if operations < _MOST_COMPILED and gain * steps > worth * _GPU_COMPILE_SECONDS:
+                return Executor(step, "compiled-graph", ahead)
         return Executor(step, "graph")
     if _compilable(run, trial) and saved(step, trial) * steps > worth * _COMPILE_SECONDS:
         return Executor(step, "compiled", ahead)
@@ -375,14 +395,20 @@ def compile_after(step: Step, trial: Trial, run: Any) -> float:
 
 
 def saved(step: Step, trial: Trial) -> float:
-    """Seconds that a compiled step saves compared with a recorded one. The step runs on a copy, and
-    once before it is counted, so that values that are cached do not count."""
+    """Seconds that a compiled step saves compared with a recorded one, on a CPU."""
+    operations, numbers = counted(step, trial)
+    return _OPERATION_SECONDS * operations + _NUMBER_SECONDS * numbers
+
+
+def counted(step: Step, trial: Trial) -> tuple[int, int]:
+    """The operations of a step, and the numbers that they write. The step runs on a copy, and once
+    before it is counted, so that values that are cached do not count."""
     state, batch, t, rate = trial()
     copy = {k: v.clone() for k, v in state.items()}
     step(dict(copy), batch, t, rate)
     with Count() as count:
         step(dict(copy), batch, t, rate)
-    return _OPERATION_SECONDS * count.operations + _NUMBER_SECONDS * count.numbers
+    return count.operations, count.numbers
 
 
 def _compilable(run: Any, trial: Trial) -> bool:

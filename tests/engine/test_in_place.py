@@ -67,6 +67,6 @@ def test_a_compiled_step_for_a_graph_overwrites_its_state(
         new, info = compiled(now, batch, torch.tensor(t), rate)
         assert new is now
         torch.testing.assert_close(info["loss"], want["loss"])
-        torch.testing.assert_close(now, plain, rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(now, plain, rtol=1e-5, atol=1e-6)
     assert {name: value.data_ptr() for name, value in now.items()} == places
     assert not torch.equal(now["theta"], start["theta"])

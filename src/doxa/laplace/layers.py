@@ -217,7 +217,11 @@ class Leaf:
         leaves = [leaf for leaf, _ in self.module.named_parameters(recurse=False)]
         fixed = {k: params[prefix + k] for k in leaves if prefix + k in params and k not in own}
         kept = [leaf for leaf, _ in self.module.named_buffers(recurse=False)]
-        fixed |= {k: buffers[prefix + k] for k in kept if prefix + k in buffers}
+        given = {k: buffers[prefix + k] for k in kept if prefix + k in buffers}
+        if type(self.module) in _NORMS and a.shape[2] == 1 and g.shape[1:] == a.shape:
+            yield from self._of_norm(g.flatten(2, 3), a.flatten(1, 2), given)
+            return
+        fixed |= given
 
         def one(own: Params, fixed: Params, a: Tensor, g: Tensor) -> Params:
             made = vjp(lambda p: functional_call(self.module, {**fixed, **p}, (a,)), own)
@@ -229,6 +233,36 @@ class Leaf:
         found = vmap(rows, in_dims=(0, 0, 0, 1))(own, fixed, a, g)  # [M, R, B, *shape]
         for leaf, name in self.names.items():
             yield name, found[leaf].detach().flatten(3)
+
+    def _of_norm(self, g: Tensor, a: Tensor, buffers: Params) -> Iterator[tuple[str, Tensor]]:
+        """The same for y = γ x̂ + β, from g [R, M, B, *z] and a [M, B, *z]: the gradients are the
+        sums of g x̂ and of g over the positions that share γ and β."""
+        units = {
+            leaf: (torch.zeros_like if leaf == "bias" else torch.ones_like)(value)
+            for leaf, value in self.module.named_parameters(recurse=False)
+        }
+
+        def normalised(a: Tensor, buffers: Params) -> Tensor:
+            out: Tensor = functional_call(self.module, {**buffers, **units}, (a,))
+            return out
+
+        if len(a) == 1:
+            x = normalised(a[0], {k: v[0] for k, v in buffers.items()}).unsqueeze(0)
+        else:
+            x = vmap(normalised)(a, buffers)
+        scaled = len(next(iter(units.values())).shape) if type(self.module) in _OF_FEATURES else 0
+        positions = range(3, g.ndim - scaled) if scaled else range(4, g.ndim)
+        for leaf, name in self.names.items():
+            each = g if leaf == "bias" else g * x.to(g.dtype)
+            summed = each.sum(tuple(positions)) if len(positions) else each
+            yield name, summed.transpose(0, 1).flatten(3).detach()
+
+
+_OF_FEATURES = (nn.LayerNorm, nn.RMSNorm)  # γ and β have the shape of the last axes
+_NORMS = (
+    *_OF_FEATURES, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm,
+    nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d,
+)  # fmt: skip
 
 
 def unfold(module: Any, a: Tensor) -> Tensor:

@@ -57,6 +57,9 @@ TYPES = {
 PUBLIC = ("/pages/enter.js", "/pages/studio.css", "/pages/icon.svg", "/pages/strings.js")
 
 
+LINKED = ("/", "/samplers")  # pages that a link of another site may open
+
+
 @dataclass(frozen=True)
 class PanelRequest:
     """A request of a page, with its envelope checked."""
@@ -176,7 +179,8 @@ class Studio:
                 self.pool.close()
 
         routes = [
-            Route("/", self._file), Route(EXCHANGE, self._file), Route("/pages/{name}", self._file),
+            Route("/", self._file), Route("/samplers", self._file), Route(EXCHANGE, self._file),
+            Route("/pages/{name}", self._file),
             WebSocketRoute("/ws", self._connected),
         ]  # fmt: skip
         return Starlette(routes=routes, lifespan=lifespan)
@@ -184,7 +188,10 @@ class Studio:
     async def _file(self, request: Request) -> Response:
         from starlette.responses import Response
 
-        named = {"/": "/pages/index.html", EXCHANGE: "/pages/enter.html"}
+        named = {
+            "/": "/pages/index.html", "/samplers": "/pages/samplers.html",
+            EXCHANGE: "/pages/enter.html",
+        }  # fmt: skip
         path = self._files.get(named.get(request.url.path, request.url.path))
         if path is None:
             return Response("there is no such page", 404, media_type="text/plain")
@@ -243,7 +250,7 @@ class Studio:
 def build(port: int, hosts: Sequence[str] = (), pool: Pool | None = None) -> tuple[Doors, Studio]:
     """The application with its doors, for a server on this port."""
     studio = Studio(pool or Pool())
-    return Doors(studio.app(), port, hosts, PUBLIC), studio
+    return Doors(studio.app(), port, hosts, PUBLIC, LINKED), studio
 
 
 def serve(port: int = 0, hosts: Sequence[str] = (), announce: Any = None) -> None:

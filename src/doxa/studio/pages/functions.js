@@ -1,6 +1,6 @@
 // The room "Functions": points that all panels share, and a method in each panel.
 import { Link } from "/pages/link.js";
-import { Plane, round } from "/pages/plane.js";
+import { round } from "/pages/axes.js";
 import { Panel } from "/pages/panel.js";
 import { LONGEST, StateError, pack, unpack } from "/pages/state.js";
 import { text } from "/pages/strings.js";

@@ -174,7 +174,7 @@ class _Reader:
             left, right = self._node(node.left, level + 1), self._node(node.right, level + 1)
             return _operation(type(node.op), left, right)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
-            return self._call(node.func.id, [self._node(each, level + 1) for each in node.args])
+            return self._call(node.func.id, node.args, level + 1)
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitXor):
             raise DataError("write powers as x**2: ^ is not in the grammar of formulas")
         raise DataError(
@@ -192,14 +192,15 @@ class _Reader:
         what = "a function: write its argument in brackets" if name in FUNCTIONS else "not known"
         raise DataError(f"{name!r:.40} is {what}; the parameters are x and y")
 
-    def _call(self, name: str, given: list[Part]) -> Part:
+    def _call(self, name: str, arguments: list[ast.expr], level: int) -> Part:
         if name not in FUNCTIONS:
             raise DataError(
                 f"there is no function {name!r:.40} in formulas; there are {', '.join(FUNCTIONS)}"
             )
         count, function, of_numbers = FUNCTIONS[name]
-        if len(given) != count:
-            raise DataError(f"{name} has {count} argument{'s' * (count > 1)}, not {len(given)}")
+        if len(arguments) != count:
+            raise DataError(f"{name} has {count} argument{'s' * (count > 1)}, not {len(arguments)}")
+        given = [self._node(each, level) for each in arguments]
         numbers = [part.number for part in given]
         if None not in numbers:
             return _constant(_folded(lambda: of_numbers(*numbers)))

@@ -129,7 +129,8 @@ def test_every_target_runs(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "settings"),
     [("hmc", {"burn_in": 30, "leapfrog": 4, "mass": "full"}), ("momentum", {"momentum": 0.5}),
-     ("nuts", {"burn_in": 25, "max_depth": 3}), ("metropolis", {"covariance": "diagonal", "burn_in": 30}),
+     ("nuts", {"burn_in": 25, "max_depth": 3}),
+     ("metropolis", {"covariance": "diagonal", "burn_in": 30}),
      ("minibatch-mh", {"proposal": "walk"}), ("svgd", {"particles": 5})],
 )  # fmt: skip
 def test_settings_of_a_method_are_used(name: str, settings: dict[str, Any]) -> None:

@@ -127,7 +127,7 @@ def grown(draw: random.Random, level: int) -> str:
 
 
 def fuzz(count: int, seed: int) -> int:
-    """Random strings are formulas with two equal forms, or errors of doxa. How many are formulas."""
+    """Random strings are formulas with two equal forms, or errors of doxa. How many are."""
     draw, taken = random.Random(seed), 0
     for i in range(count):
         if i % 2:

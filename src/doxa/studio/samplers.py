@@ -304,16 +304,18 @@ def _start(target: str) -> tuple[float, float]:
 def controls_of(sampler: str, target: str) -> dict[str, float]:
     """The controls of a sampler on a target, with their first values."""
     found = dict(SAMPLERS[sampler].controls)
-    if target == NETWORK and SAMPLERS[sampler].noisy:
-        for rate in {"step_size", "lr"} & set(found):  # its curvature is larger
-            found[rate] = _ON_NETWORK[sampler]
-        found["batch_size"] = BATCH
+    if target == NETWORK:  # its curvature is larger
+        rate = "step_size" if "step_size" in found else "lr"
+        found[rate] = _ON_NETWORK[sampler]
+        if SAMPLERS[sampler].noisy:
+            found["batch_size"] = BATCH
     return found
 
 
 _ON_NETWORK = {
-    "sgd": 0.02, "momentum": 0.005, "constant-sgd": 0.05, "sgld": 0.001, "sghmc": 0.001,
-    "minibatch-mh": 0.003, "svgd": 0.05,
+    "sgd": 0.02, "momentum": 0.005, "constant-sgd": 0.1, "sgld": 0.001, "sghmc": 0.001,
+    "minibatch-mh": 0.003, "svgd": 0.05, "metropolis": 0.3, "mala": 0.12, "hmc": 0.05,
+    "nuts": 0.08,
 }  # fmt: skip
 
 

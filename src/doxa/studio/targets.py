@@ -336,7 +336,7 @@ TARGETS: dict[str, Target] = {
     "mixture": Target(mixture, (-5, 5, -4, 5), (-2.0, -1.0)),
     "funnel": Target(funnel, (-12, 12, -8, 8), (0.0, 3.0)),
     "squiggle": Target(squiggle, (-5, 5, -4, 4), (-2.0, 1.0)),
-    NETWORK: Target(network_likelihood, (-4.5, 4.5, -4, 4), (-2.0, 2.0)),
+    NETWORK: Target(network_likelihood, (-4.5, 4.5, -4, 4), (-0.6, 0.6)),
 }
 TYPED_VIEW: View = (-5, 5, -4, 4)
 ROWS = 40
@@ -396,7 +396,7 @@ def source(name: str, text: str = "", noise: float = 0.0) -> list[str]:
 
 GRID = 121  # points of the contours along each side
 _FINE = 301  # of the marginals
-_MASSES = (0.1, 0.3, 0.5, 0.7, 0.9, 0.98)
+_MASSES = (0.25, 0.5, 0.75, 0.9, 0.98)
 
 
 def picture(name: str, text: str, view: View) -> dict[str, Any]:

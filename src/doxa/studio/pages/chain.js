@@ -163,7 +163,8 @@ export class Chain {
   draw() {
     this.scene.draw();
     if (!this.series.canvas.closest("[hidden]")) this.series.draw();
-    this.facts_();
+    this.showFacts();
+    this.legend();
     for (const [name, { range, box }] of this.sliders) {
       if (document.activeElement === range || document.activeElement === box) continue;
       const value = this.valueAt(name, Math.floor(this.room.time));
@@ -172,7 +173,7 @@ export class Chain {
     }
   }
 
-  facts_() {
+  showFacts() {
     const step = Math.min(Math.floor(this.room.time), this.frames.length);
     const known = this.summaries.filter((one) => one.number <= step);
     const last = known[known.length - 1];
@@ -196,6 +197,21 @@ export class Chain {
     if (this.changes.some(([at]) => at <= step)) facts.push(element("span", { className: "reason", textContent: text.notOneDistribution }));
     this.facts.replaceChildren(...facts);
     this.table.replaceChildren(...(last ? this.rows(last) : []));
+  }
+
+  // What the colours of the step mean, from the records that it has.
+  legend() {
+    const names = [];
+    for (const each of this.frames[0]?.trace || []) {
+      if (each.kind === "proposal") names.push("accepted", "rejected", ...(each.mean ? ["mean"] : []));
+      else if (each.kind === "trajectory") names.push("momentum");
+      else if (each.kind === "tree") names.push("momentum", "taken");
+      else if (each.kind === "gradient") names.push("used", ...(each.full ? ["full"] : []), ...(each.velocity ? ["velocity"] : []));
+      else if (each.kind === "forces") names.push("drift", "repulsion");
+    }
+    if (names.join() === this.legendNames) return;
+    this.legendNames = names.join();
+    this.legendBox.replaceChildren(...names.map((name) => element("span", { className: name }, element("i"), text.legends[name])));
   }
 
   rows(last) {
@@ -247,6 +263,7 @@ export class Chain {
     this.canvas = element("canvas", { tabIndex: 0 });
     this.canvas.setAttribute("role", "application");
     this.scene = new Scene(this.canvas, this.room, this);
+    this.legendBox = element("p", { className: "legend" });
     this.trouble = element("p", { className: "message", hidden: true });
     this.trouble.setAttribute("role", "alert");
     this.facts = element("div", { className: "facts" });
@@ -269,7 +286,7 @@ export class Chain {
     this.pythonButton.addEventListener("click", () => this.askPython());
     this.element.append(
       element("div", { className: "head" }, this.select, this.removeButton), this.equation, this.sentences,
-      element("div", { className: "plane" }, this.canvas), this.trouble, this.facts, this.sliderBox, this.changesBox,
+      element("div", { className: "plane" }, this.canvas), this.legendBox, this.trouble, this.facts, this.sliderBox, this.changesBox,
       this.table, element("div", { className: "tools" }, this.seriesButton, this.settingsButton, this.pythonButton),
       seriesBox, this.formElement,
     );

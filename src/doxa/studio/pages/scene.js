@@ -288,7 +288,7 @@ export class Scene {
       if (full) along(full[k], colours.full, Math.min(1, part / 0.3));
       if (part > 0.2) along(noisy[k], colours.gradient, Math.min(1, (part - 0.2) / 0.3));
       if (velocity && part > 0.4) {
-        const v = this.pixel([p[0] + 4 * velocity[k][0], p[1] + 4 * velocity[k][1]], f);
+        const v = this.pixel([p[0] + 8 * velocity[k][0], p[1] + 8 * velocity[k][1]], f);
         arrow(c, from, v, colours.accept, 60);
       }
       if (part > 0.5) {

@@ -91,8 +91,8 @@ export class Chain {
     this.element.setAttribute("aria-busy", "true");
     const { version } = this;
     const content = { recipe: this.recipe(), done: length, count: Math.min(wanted - length, room.facts.most_frames) };
-    room.link.ask(this.name, "frames", content, (kind, found) => {
-      if (version !== this.version) return;
+    room.link.ask(this.name, "frames", content, (kind, found, last) => {
+      if (!last || version !== this.version) return; // an answer to what was asked before a change
       this.asking = false;
       if (kind === "problem") { this.problem(found.message); return; }
       if (found.done !== this.frames.length) { this.ask(); return; }
@@ -194,7 +194,7 @@ export class Chain {
       facts.push(element("span", { textContent: this.about.method === "map" ? text.noDraws : text.noSummary }));
     }
     if (info.step_size && !info.accept) facts.push(element("span", { textContent: `${text.controls.step_size} ${shown(mean(info.step_size))}` }));
-    if (this.changes.some(([at]) => at <= step)) facts.push(element("span", { className: "reason", textContent: text.notOneDistribution }));
+    if (this.changes.some(([at]) => at < step)) facts.push(element("span", { className: "reason", textContent: text.notOneDistribution }));
     this.facts.replaceChildren(...facts);
     this.table.replaceChildren(...(last ? this.rows(last) : []));
   }

@@ -169,7 +169,8 @@ const room = {
   askTarget() {
     this.picture = null;
     const content = { target: this.target, text: this.text, view: this.view };
-    this.link.ask("target", "target", content, (kind, found) => {
+    this.link.ask("target", "target", content, (kind, found, last) => {
+      if (!last) return;
       if (kind === "problem") { warn(found.message); return; }
       this.picture = found;
       this.draw();

@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 
@@ -86,6 +87,33 @@ def take_pictures(browser: Browser, origin: str, folder: Path) -> None:
     shot("functions", 1240, 760)
     shot("dark", 1240, 760, dark=True)
     shot("phone", 390, 844)
+    take_pictures_of_samplers(browser, origin, folder)
+
+
+def take_pictures_of_samplers(browser: Browser, origin: str, folder: Path) -> None:
+    pictures: list[tuple[str, int, int, bool, dict[str, Any]]] = [
+        ("samplers", 1240, 1000, False, {
+            "target": "banana", "panels": [{"sampler": "nuts"}, {"sampler": "sgld"}], "chains": 4,
+            "spread": 1, "at": 60}),
+        ("samplers_phone", 390, 844, False, {
+            "target": "mixture", "panels": [{"sampler": "svgd"}], "spread": 2, "at": 25}),
+        ("samplers_dark", 1240, 1000, True, {
+            "target": "network", "panels": [{"sampler": "hmc"}, {"sampler": "sghmc"}],
+            "chains": 2, "spread": 1, "at": 120}),
+    ]  # fmt: skip
+    for name, width, height, dark, state in pictures:
+        browser.visit(f"{origin}/samplers", width, height, dark)
+        browser.wait("window.doxaStudio && doxaStudio.panels.length > 0", 300)
+        browser.evaluate(f"doxaStudio.take(doxaStudio.checked({json.dumps(state)}))")
+        browser.wait(
+            "doxaStudio.picture && doxaStudio.panels.every(p => p.frames.length > doxaStudio.time)",
+            300,
+        )
+        browser.evaluate(
+            "scrollTo(0, innerWidth < 600 ? document.querySelector('.player').offsetTop : 0)"
+        )
+        browser.settle(0.5)
+        browser.screenshot(folder / f"studio_{name}.png", whole=False)
 
 
 def main() -> None:

@@ -117,7 +117,8 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 BUGS: list[tuple[str, Plant]] = [
     ("hmc, large steps", every_proposal_is_taken),
     ("nuts", likelihood_counts_half),
-    ("metropolis", likelihood_counts_half), ("mala", likelihood_counts_half),
+    ("metropolis", likelihood_counts_half),
+    ("mala", likelihood_counts_half),
     ("mala", proposals_count_as_symmetric),
 ]
 

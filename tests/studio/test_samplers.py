@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import re
@@ -384,3 +385,55 @@ def test_every_sampler_and_target_has_its_texts() -> None:
     known = set(re.findall(r"^  (\w+):", catalogue, re.MULTILINE))
     known |= set(re.findall(r"[,{] (\w+): ", catalogue))
     assert used - known == set()
+
+
+def test_a_panel_continues_in_the_process_that_has_its_chain() -> None:
+    """Another process would make all steps again. It takes the panel only if it has nothing to
+    continue itself, or if the first one is busy in a room whose jobs may take long."""
+
+    class Pipe:
+        def send_bytes(self, text: bytes) -> None:
+            assert json.loads(text)["room"] in workers.ROOMS
+
+    async def main() -> None:
+        pool = workers.Pool()
+        first, second = (workers._Worker(None, Pipe(), ready=True) for _ in range(2))
+        pool._workers = [first, second]
+
+        def ask(name: str, room: str = "samplers") -> None:
+            pool.submit(workers.Job((1, name), room, "frames", {}, lambda kind, content: None))
+
+        def done(worker: workers._Worker) -> None:
+            pool._free(worker)
+            pool._assign()
+
+        def computed() -> list[str | None]:
+            jobs = (worker.job for worker in pool._workers)
+            return [job.panel[1] if job else None for job in jobs]  # type: ignore[index]
+
+        for name in "ab":
+            ask(name)
+        assert computed() == ["a", "b"]
+        done(first), done(second)
+        ask("b")
+        assert computed() == [None, "b"]
+        ask("b2")
+        assert computed() == ["b2", "b"]
+        done(first), done(second)
+        ask("a")
+        ask("b2")
+        assert computed() == ["a", None], "b2 waits for the first process"
+        done(first)
+        assert computed() == ["b2", None]
+        done(first)
+        ask("f", "functions")
+        ask("a")
+        assert computed() == ["f", "a"], "a fit may take long: the chain is made again"
+        done(first), done(second)
+        ask("a")
+        assert computed() == [None, "a"]
+        done(second)
+        pool.leave(1)
+        assert first.panels == second.panels == set()
+
+    asyncio.run(main())

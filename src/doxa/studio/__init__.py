@@ -5,6 +5,8 @@
     workers     the processes that compute
     forms       the methods and their settings, for forms
     functions   the room in which functions follow points
+    samplers    the room in which samplers are watched, step by step
+    targets     the densities of that room, and the grammar of typed ones
     pages/      HTML, style and scripts, without a build step
 
 The server answers on the loopback interface only. It computes nothing: a page asks for a panel, a

@@ -183,7 +183,7 @@ class Recipe:
         for each, value in initial.items():
             _control(controls, each, value)
         start = asked.get("start", list(_start(target)))
-        return cls(
+        recipe = cls(
             target, text, name, settings,
             controls | {k: _typed(k, v) for k, v in initial.items()},
             _changes(controls, asked.get("changes", [])),
@@ -191,6 +191,8 @@ class Recipe:
             _number(asked, "spread", 0.0, 0.0, 100.0), _whole(asked, "seed", 0, 0, 2**31),
             _number(asked, "noise", NOISE, 0.0, 1e3),
         )  # fmt: skip
+        _ = recipe.method  # an error here if a setting has a wrong value
+        return recipe
 
     @property
     def method(self) -> Method:

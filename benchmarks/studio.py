@@ -5,7 +5,7 @@
 
 The time runs from the change of a point in the page to the frame that shows the answer: message,
 process, fit, numbers as JSON, drawing. 40 points, one network of 50 units. A method that trains
-shows a shorter fit first, which is what is timed.
+shows a shorter fit first, which is what is timed. For the samplers: frames and steps per second.
 """
 
 from __future__ import annotations
@@ -63,6 +63,46 @@ def time_panels(browser: Browser, methods: list[str], count: int) -> tuple[float
     browser.call("Runtime.evaluate", {"expression": code})
     middle, high = json.loads(browser.wait("window.timed", 600))
     return middle, high
+
+
+PLAYED = """
+(async () => {
+  doxaStudio.take(doxaStudio.checked({ target: "banana", chains: 2, spread: 1, speed: 50,
+    panels: ["metropolis", "hmc", "sgld", "mala"].slice(0, COUNT).map(sampler => ({ sampler })) }));
+  const wait = (ms) => new Promise(done => setTimeout(done, ms));
+  while (!doxaStudio.panels.every(p => p.frames.length >= 30)) await wait(20);
+  doxaStudio.play(true);
+  const times = [], start = performance.now();
+  while (performance.now() - start < 1000 * SECONDS)
+    times.push(await new Promise(requestAnimationFrame));
+  const steps = doxaStudio.time / SECONDS;
+  doxaStudio.play(false);
+  const changed = [];
+  for (let i = 0; i < 10; i++) {
+    const panel = doxaStudio.panels[0], before = performance.now();
+    panel.change("step_size", 0.5 + 0.01 * i);
+    while (panel.frames.length <= doxaStudio.time) await wait(1);
+    await new Promise(requestAnimationFrame);
+    changed.push(performance.now() - before);
+  }
+  changed.sort((a, b) => a - b);
+  window.timed = JSON.stringify([times.length / SECONDS, steps, changed[5], doxaStudio.time]);
+})()
+"""
+
+
+def time_samplers(browser: Browser, origin: str) -> None:
+    """Frames and steps per second of panels that play at 50 steps per second, and the time from a
+    live change to the picture of the next step."""
+    browser.visit(f"{origin}/samplers")
+    browser.wait("window.doxaStudio && doxaStudio.panels.length > 0", 300)
+    print("\n| samplers | frames/s | steps/s | live change, ms | at step |\n|---|---|---|---|---|")
+    for count in (1, 4):
+        browser.evaluate("window.timed = ''")
+        code = PLAYED.replace("COUNT", str(count)).replace("SECONDS", str(SECONDS))
+        browser.call("Runtime.evaluate", {"expression": code})
+        frames, steps, changed, at = json.loads(browser.wait("window.timed", 600))
+        print(f"| {count} | {frames:.0f} | {steps:.0f} | {changed:.0f} | {at:.0f} |")
 
 
 def processor_seconds(pid: int) -> float:
@@ -144,6 +184,8 @@ def main() -> None:
                 print(
                     "| {} | {:.0f} | {:.0f} |".format(name, *time_panels(browser, methods, count))
                 )
+            time_samplers(browser, address.partition("/?")[0])
+            browser.visit("about:blank")
             before = processor_seconds(server.pid)
             browser.settle(SECONDS)
             idle = (processor_seconds(server.pid) - before) / SECONDS

@@ -615,6 +615,7 @@ class Driver:
             else:
                 before = copied(at.state) if tick else {}
             records: list[Any] = []
+            trace = None
             if watch is not None and watch.trace:
                 trace = records
                 if executor.mode != "eager":  # a recording has no trace: the same step once more

@@ -483,10 +483,11 @@ def _continued(recipe: Recipe, done: int, call: Call) -> Transitions:
                 else:
                     found.chain.change(name, value)
             return found.chain
-    chain = recipe.run()
+    chain = recipe.run(trace=False)
     for i, _ in enumerate(islice(chain, done)):
         if i % 50 == 0:
             call.check()
+    chain.traced = True
     return chain
 
 

@@ -42,8 +42,12 @@ PATIENCE = 1.0  # seconds between the request to stop and the signal
 _FAILED_STARTS = 3  # as many in a row, and no further process is started
 _QUEUED = 64  # jobs that wait, of all pages together
 
-# The module of a room, with TASKS and `warm_up`.
-ROOMS = {"functions": "doxa.studio.functions", "samplers": "doxa.studio.samplers"}
+# The module of a room, with TASKS, `facts` and `warm_up`.
+ROOMS = {
+    "functions": "doxa.studio.functions",
+    "classification": "doxa.studio.classification",
+    "samplers": "doxa.studio.samplers",
+}
 CONTINUED = frozenset({"samplers"})  # rooms that continue, in a process, what it computed before
 
 

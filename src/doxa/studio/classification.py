@@ -200,6 +200,7 @@ def picture(recipe: ClassRecipe, posterior: Posterior) -> dict[str, Any]:
     found |= {
         "probability": p.probs.T.tolist(),  # [C][G]
         **{name: values.tolist() for name, values in maps.items()},
+        "boundary": boundaries(p.probs, across, up),
         "draws": [boundaries(f, across, up) for f in functions],
         "ambiguity": ambiguity(recipe, maps["aleatoric"], maps["epistemic"]),
     }

@@ -55,9 +55,13 @@ TYPES = {
 }
 # What the page that exchanges the token loads: without a session.
 PUBLIC = ("/pages/enter.js", "/pages/studio.css", "/pages/icon.svg", "/pages/strings.js")
-
-
-LINKED = ("/", "/samplers")  # pages that a link of another site may open
+# The pages of rooms, which a link of another site may open: they hold no data.
+ROOM_PAGES = {
+    "/": "/pages/index.html",
+    "/classification": "/pages/classification.html",
+    "/samplers": "/pages/samplers.html",
+    "/lessons": "/pages/lessons.html",
+}
 
 
 @dataclass(frozen=True)
@@ -179,19 +183,15 @@ class Studio:
                 self.pool.close()
 
         routes = [
-            Route("/", self._file), Route("/samplers", self._file), Route(EXCHANGE, self._file),
-            Route("/pages/{name}", self._file),
+            *(Route(path, self._file) for path in (*ROOM_PAGES, EXCHANGE, "/pages/{name}")),
             WebSocketRoute("/ws", self._connected),
-        ]  # fmt: skip
+        ]
         return Starlette(routes=routes, lifespan=lifespan)
 
     async def _file(self, request: Request) -> Response:
         from starlette.responses import Response
 
-        named = {
-            "/": "/pages/index.html", "/samplers": "/pages/samplers.html",
-            EXCHANGE: "/pages/enter.html",
-        }  # fmt: skip
+        named = ROOM_PAGES | {EXCHANGE: "/pages/enter.html"}
         path = self._files.get(named.get(request.url.path, request.url.path))
         if path is None:
             return Response("there is no such page", 404, media_type="text/plain")
@@ -250,7 +250,7 @@ class Studio:
 def build(port: int, hosts: Sequence[str] = (), pool: Pool | None = None) -> tuple[Doors, Studio]:
     """The application with its doors, for a server on this port."""
     studio = Studio(pool or Pool())
-    return Doors(studio.app(), port, hosts, PUBLIC, LINKED), studio
+    return Doors(studio.app(), port, hosts, PUBLIC, ROOM_PAGES), studio
 
 
 def serve(port: int = 0, hosts: Sequence[str] = (), announce: Any = None) -> None:

@@ -47,6 +47,7 @@ ROOMS = {
     "functions": "doxa.studio.functions",
     "classification": "doxa.studio.classification",
     "samplers": "doxa.studio.samplers",
+    "lessons": "doxa.studio.lessons",
 }
 CONTINUED = frozenset({"samplers"})  # rooms that continue, in a process, what it computed before
 

@@ -1,5 +1,6 @@
 // The state of a room in the address, and the buttons of every room: link, file, Python.
 import { LONGEST, StateError, pack, unpack } from "/pages/state.js";
+import { PATHS } from "/pages/page.js";
 import { text } from "/pages/strings.js";
 
 const $ = (id) => document.getElementById(id);
@@ -24,6 +25,7 @@ export class Address {
     this.packing = Promise.resolve();
     this.pending = 0;
     this.current = "";
+    this.tour = null; // the lesson, whose step follows the state after a slash
   }
 
   // Write the state into the address: at once and as an entry of the history, or soon and in place.
@@ -33,7 +35,7 @@ export class Address {
   }
 
   async write(push) {
-    const packed = await pack(this.room.state());
+    const packed = (await pack(this.room.state())) + (this.tour ? this.tour.suffix : "");
     if (packed === this.current) return;
     if (packed.length > LONGEST) { warn(text.tooLong); return; }
     if ($("message").textContent === text.tooLong) warn("");
@@ -45,9 +47,10 @@ export class Address {
 
   async load() {
     clearTimeout(this.pending);
-    const packed = location.hash.slice(1);
-    this.current = packed;
-    if (!packed) { this.room.take(this.room.defaults()); return; }
+    this.current = location.hash.slice(1);
+    const [packed, step] = this.current.split("/");
+    if (this.tour) this.tour.enter(step);
+    if (!packed) { this.room.take(this.room.defaults()); if (this.room.started) this.room.started(); return; }
     try {
       const found = this.room.checked(await unpack(packed));
       this.room.take(found);
@@ -57,6 +60,15 @@ export class Address {
       this.room.take(this.room.defaults());
       warn(error.kind === "newer" ? text.newer : text.malformed);
     }
+  }
+
+  // Go to a state of this room or of another one; the suffix is that of a lesson.
+  async go(name, state, suffix = "") {
+    const packed = (await pack(state)) + suffix;
+    clearTimeout(this.pending);
+    if (name !== this.name) { location.href = `${PATHS[name]}#${packed}`; return; }
+    history.pushState(null, "", `${location.pathname}#${packed}`);
+    await this.load();
   }
 
   listen() {
@@ -83,6 +95,8 @@ export class Address {
         if (file.size > 1e6) throw new StateError("malformed");
         const found = JSON.parse(await file.text());
         if (found.doxa_studio > 1) throw new StateError("newer");
+        const name = found.room || "functions";
+        if (name !== this.name && Object.hasOwn(PATHS, name)) { await this.go(name, found.state); return; }
         this.room.take(this.room.checked(found.state));
         warn("");
         this.remember(true);

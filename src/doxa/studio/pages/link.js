@@ -52,7 +52,7 @@ export class Link {
   }
 
   receive(message) {
-    if (message.type === "facts") this.onFacts(message.content[this.room]);
+    if (message.type === "facts") this.onFacts(message.content[this.room], message.content);
     else if (message.type === "refused") this.onState("refused", message.message);
     else if (message.type === "answer") {
       const at = this.panels.get(message.panel);

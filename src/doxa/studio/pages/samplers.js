@@ -2,8 +2,10 @@
 import { Address, note, say, warn } from "/pages/address.js";
 import { Chain } from "/pages/chain.js";
 import { Link } from "/pages/link.js";
+import { fill, showRooms } from "/pages/page.js";
 import { StateError } from "/pages/state.js";
 import { text } from "/pages/strings.js";
+import { Tour } from "/pages/tour.js";
 
 const $ = (id) => document.getElementById(id);
 const MOST_PANELS = 4;
@@ -13,7 +15,7 @@ const DEFAULT_SPEED = 5;
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 const dark = matchMedia("(prefers-color-scheme: dark)");
 
-for (const element of document.querySelectorAll("[data-text]")) element.textContent = text[element.dataset.text];
+fill();
 
 const room = {
   facts: null, link: null, panels: [], playing: false, time: 0, picture: null, calm,
@@ -335,9 +337,11 @@ function typed() {
 
 $("state").textContent = text.connecting;
 room.link = new Link(
-  (facts) => {
+  (facts, all) => {
     room.facts = facts;
     $("state").textContent = text.connected;
+    showRooms("samplers", all);
+    address.tour = new Tour(address, all.lessons.lessons);
     build();
     address.load();
   },

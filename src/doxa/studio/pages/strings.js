@@ -2,6 +2,8 @@
 export const text = {
   studio: "doxa studio",
   room: "Functions",
+  rooms: { functions: "Functions", classification: "Classes", samplers: "Samplers", lessons: "Lessons" },
+  roomsLabel: "Rooms",
   skip: "Skip to the panels",
   training: "Training",
   lead: "Click into a plane to add a point. Every panel is fitted again by doxa itself.",
@@ -12,7 +14,8 @@ export const text = {
   data: "Data",
   presets: {
     gap: "Gap", "two noises": "Two noises", step: "Step", sine: "Sine", few: "Few points",
-    quadratic: "Quadratic",
+    quadratic: "Quadratic", moons: "Moons", rings: "Rings", overlap: "Overlap", far: "Far away",
+    three: "Three classes", four: "Four classes",
   },
   clear: "Clear",
   seed: "Seed",
@@ -175,5 +178,217 @@ export const text = {
     hmc: "A random momentum carries the chain along a level of energy, far from its start. The error of the leapfrog decides about acceptance, and a trajectory that diverges shows a step too large for the place.",
     nuts: "It doubles a trajectory forwards or backwards at random until it turns back, so that no length has to be chosen. A point of the tree is taken in proportion to its density.",
     svgd: "Particles follow the gradient averaged by a kernel, and a repulsion keeps them apart. Without noise they come to rest, as a set that represents the density.",
+  classRoom: "Classes",
+  classLead: "Click into a plane to add a point of the chosen class. Every panel is fitted again by doxa itself.",
+  kind: "New points",
+  classes: "Classes",
+  className: (n) => `class ${n}`,
+  classChosen: (n) => `Class ${n}`,
+  classPointsHelp: "One point a line: x, y, class. A change is used when you leave the field.",
+  classPointsWrong: (line, n) => `Line ${line} is not two numbers and a class from 1 to ${n}.`,
+  classPlane: (name, n) => `Plane of ${name} with ${n} points. Arrow keys move the cross and read the `
+    + "maps, the digits choose a class, Enter adds a point, N and P select a point, then arrow keys "
+    + "move it, a digit changes its class and Delete removes it. Escape ends the selection.",
+  mapLabel: "Map",
+  mapsLabel: (n) => `Maps of panel ${n}`,
+  maps: { probability: "Mean probability", entropy: "Entropy", aleatoric: "Aleatoric", epistemic: "Epistemic" },
+  mapSays: {
+    entropy: "Predictive entropy: all uncertainty about the class.",
+    aleatoric: "Expected entropy: what every draw is unsure of.",
+    epistemic: "Mutual information: what the draws disagree about.",
+  },
+  classLayers: { draws: "Boundaries of draws", boundary: "Boundary of the mean", marks: "A: most ambiguous, D: most disagreement" },
+  legendProbability: "The colour of a class where its mean probability is 1, no colour where all are equal.",
+  legendNats: (most, n) => `${most.toFixed(2)} nats (log ${n})`,
+  readout: (x, y, p, h, a, e) => (`At ${x.toFixed(1)}, ${y.toFixed(1)}: p = ${p.map((v) => v.toFixed(2)).join(" / ")}; `
+    + `entropy ${h.toFixed(3)} = ${a.toFixed(3)} aleatoric + ${e.toFixed(3)} epistemic`).replaceAll("-", "−"),
+  readoutNone: "Point at the plane to read values.",
+  ambiguity: "Ambiguity against distance",
+  ambiguityLead: "The mean entropy of places by their distance to the nearest point: aleatoric where classes overlap, epistemic far from the data.",
+  ambiguityShow: "Show",
+  ambiguityHide: "Hide",
+  ambiguityChart: (name) => `Aleatoric and epistemic part of the entropy by distance, ${name}`,
+  ambiguityAxis: "distance to the nearest point",
+  ambiguityMost: {
+    ambiguous: (a, e, d) => `A, most ambiguous: ${a.toFixed(2)} aleatoric + ${e.toFixed(2)} epistemic, ${d.toFixed(1)} from the nearest point`,
+    unknown: (a, e, d) => `D, most disagreement: ${a.toFixed(2)} aleatoric + ${e.toFixed(2)} epistemic, ${d.toFixed(1)} from the nearest point`,
+  },
+  lessonsRoom: "Lessons",
+  lessonsLead: "Guided tours on the rooms. Each step asks a question before it shows what happens.",
+  lessonStart: "Start",
+  lessonStartNamed: (title) => `Start: ${title}`,
+  lessonSteps: (n) => `${n} steps`,
+  lessonStep: (i, n) => `Step ${i} of ${n}`,
+  lessonNext: "Next",
+  lessonBack: "Back",
+  lessonReveal: "Reveal",
+  lessonReset: "Reset",
+  lessonLeave: "Leave the lesson",
+  lessonAll: "All lessons",
+  lessonRight: "right",
+  lessonWrong: "not so",
+  lessonAnswered: (said, right) => right ? `You said: “${said}”. So it is.` : `You said: “${said}”. It is different.`,
+  presenter: "Presenter",
+  presenterKeys: "→ reveals and goes on, ← goes back, R reveals, Home resets, Escape ends.",
+  lessons: {
+    noise: {
+      title: "What noise is, and what uncertainty about a function is",
+      lead: "One band shrinks with data, the other does not.",
+      steps: [
+        {
+          say: "Four points, and a Gaussian process that knows the noise. The orange band is the noise of a point: aleatoric. The blue one is what we do not know about the function: epistemic.",
+          ask: "There will be forty points with the same noise. Which band becomes narrow?",
+          options: ["The blue one", "The orange one", "Both"], right: 0,
+        },
+        {
+          say: "Forty points: the blue band has almost gone where the points are. The orange one is as wide as before. More data says more about the function, and nothing less about the noise.",
+          ask: "The next data are noisy on the right only. What does a model with one noise for all points say?",
+          options: ["The truth, on both sides", "Too much noise on the left, too little on the right", "No noise at all"], right: 1,
+        },
+        {
+          say: "On the left-hand panel one noise is learned for all points, and it is a compromise. On the right-hand panel the network gives a noise for each place, and finds the two.",
+          ask: "Now the points leave a gap in the middle, with one noise. What grows in the gap?",
+          options: ["The aleatoric band", "The epistemic band", "Neither"], right: 1,
+        },
+        { say: "The epistemic band: in the gap many functions are possible. The noise is the same everywhere. A label in the gap would help; one more among the others would not." },
+      ],
+    },
+    averaging: {
+      title: "Why averaging moves a boundary",
+      lead: "One classifier is sure everywhere. The average of many is not.",
+      steps: [
+        {
+          say: "Four points, and one network: the most probable one (MAP). The thick line is where it changes its decision. Away from the line it is sure.",
+          ask: "Many other networks explain these four points. How do their boundaries lie?",
+          options: ["All on this line", "Through the same gap between the points, and apart from each other far away"], right: 1,
+        },
+        {
+          say: "The right-hand panel has draws of HMC (thin lines) and the boundary of their average (thick). It is not the boundary of one network, and the colours are paler where draws disagree.",
+          ask: "All points are now in one corner. How sure is each panel in the opposite corner?",
+          options: ["Both are sure", "The single network is sure, the average is not", "Both are unsure"], right: 1,
+        },
+        {
+          say: "The map is now the entropy. A single network is sure at places far from all points. The average is not.",
+          ask: "Which part of the entropy of the average is it, far from the points?",
+          options: ["Mostly what the draws disagree about (epistemic)", "Only what each draw is unsure of (aleatoric)"], right: 0,
+        },
+        { say: "The mutual information: the draws disagree far from the points. A single network has none anywhere: there are no draws that could differ." },
+      ],
+    },
+    particles: {
+      title: "Why few particles collapse",
+      lead: "SVGD with a few particles has a smaller spread than the posterior.",
+      steps: [
+        {
+          say: "SVGD moves three particles, each a small network of three units. They repel each other, so that they do not all end in the same place.",
+          ask: "HMC on the same network comes next. How wide is its band in the gap?",
+          options: ["Narrower", "The same", "Wider"], right: 2,
+        },
+        {
+          say: "Wider by far. Three points cannot have the variance of a distribution over ten weights, and the gradient of the density is stronger than their repulsion.",
+          ask: "What do fifty particles change, in the middle panel?",
+          options: ["The band becomes wider", "Nothing", "It becomes narrower"], right: 0,
+        },
+        {
+          say: "Fifty particles are enough for ten weights: the band comes close to that of HMC.",
+          ask: "Now a network of fifty units, with 151 weights and the same fifty particles. What happens?",
+          options: ["The band stays", "The particles collapse"], right: 1,
+        },
+        { say: "They collapse. All distances between points are alike in 151 dimensions, the kernel says little about them, and the repulsion per weight is small. A narrow band from particles is no evidence of knowledge." },
+      ],
+    },
+    elbo: {
+      title: "What an ELBO prefers",
+      lead: "The bound pays for every weight that is not its prior.",
+      steps: [
+        {
+          say: "Mean-field variational inference maximises the ELBO: the fit to the data minus the distance of all weights from their prior. Its posterior has no correlations between weights.",
+          ask: "How wide is the band of HMC in the gap, on the same network?",
+          options: ["Narrower", "The same", "Wider"], right: 2,
+        },
+        {
+          say: "Wider. To be uncertain in the gap alone, weights must vary together. Without correlations this would cost fit at the points, and the ELBO prefers to be too sure.",
+          ask: "With ten units in place of three, the model can do all it could and more. What does the ELBO do?",
+          options: ["It rises", "It falls"], right: 1,
+        },
+        {
+          say: "It falls by far, and the fit becomes worse: each further weight has to pay for its distance from the prior. A comparison by ELBO prefers the small network.",
+          ask: "The evidence itself, as Laplace estimates it: how far apart are three and ten units?",
+          options: ["As far as by the ELBO", "Much closer"], right: 1,
+        },
+        { say: "A few nats in place of dozens. The gap between evidence and ELBO grows with the number of weights, and that is what the ELBO compares." },
+      ],
+    },
+    swag: {
+      title: "SWAG in weight space",
+      lead: "A Gaussian around the path of SGD, and what it cannot see.",
+      steps: [
+        {
+          say: "One trained network. It has no band: a point in weight space is one function.",
+          ask: "SWAG fits a Gaussian to the last weights on the path of SGD. What does it add in the gap?",
+          options: ["A wide band", "A narrow band"], right: 1,
+        },
+        {
+          say: "A narrow one. The path stays in the basin that it reached, so its covariance knows how the loss bends there, and nothing about other solutions.",
+          ask: "Five paths from five starts (MultiSWAG). Does the band become wider?",
+          options: ["Yes", "No"], right: 0,
+        },
+        {
+          say: "Wider in the gap: the five basins are different functions there. The spread between basins is more than the spread within one.",
+          ask: "And the posterior of this network, by HMC?",
+          options: ["About as wide as MultiSWAG", "Much wider"], right: 1,
+        },
+        { say: "Much wider. SWAG is cheap and improves a prediction near the data; its band in the gap is no measure of what the network does not know." },
+      ],
+    },
+    wide: {
+      title: "Wide networks are Gaussian processes",
+      lead: "Under the same prior, functions become Gaussian as the layer grows.",
+      steps: [
+        {
+          say: "No data: functions drawn from the prior of a network with one hidden unit. Each is a single step.",
+          ask: "And with two hundred units, whose prior is divided by the root of their number?",
+          options: ["Steps, with more of them", "Smooth curves of any shape"], right: 1,
+        },
+        {
+          say: "Sums of two hundred small steps. At every x the variance is the same as with one unit; what has changed is the shape of the distribution: it becomes Gaussian.",
+          ask: "What are functions with Gaussian values at all x together?",
+          options: ["A Gaussian process", "A random walk", "A polynomial"], right: 0,
+        },
+        {
+          say: "A Gaussian process. On the right is the one with the kernel of the infinitely wide network (NNGP). The draws of the two panels have the same distribution, as far as an eye can see.",
+          ask: "With four points: whose prediction is like that of the process, which needs no training?",
+          options: ["That of one unit", "That of fifty units", "Neither"], right: 1,
+        },
+        { say: "Fifty units (in the middle) predict almost what the process predicts. One unit does not, and its chains do not converge, as the status says." },
+      ],
+    },
+    label: {
+      title: "When to label",
+      lead: "A label is worth what it changes.",
+      steps: [
+        {
+          say: "Thirty points with a gap, and one label to spend.",
+          ask: "First we spend it at 2.5, among other points. What does it change?",
+          options: ["Almost nothing", "The band in the gap becomes narrow"], right: 0,
+        },
+        {
+          say: "Almost nothing: the function was known there, and the noise stays.",
+          ask: "Now the label is at 0, in the middle of the gap. What happens?",
+          options: ["The same as before", "The epistemic band in the gap falls by far"], right: 1,
+        },
+        {
+          say: "It falls by far. The place with the largest epistemic variance is the place to ask about.",
+          ask: "The next data are two classes that overlap; the map is the entropy. Where should we label?",
+          options: ["Where the entropy is largest", "Where the draws disagree most, which is another place"], right: 1,
+        },
+        {
+          say: "The entropy is largest at A, between the classes. Nearly all of it is aleatoric: every draw says that either class may come. Labels there are coin tosses.",
+          ask: "Where is the mutual information largest?",
+          options: ["At A, too", "At D, at the edge of what was seen"], right: 1,
+        },
+        { say: "At D, where the boundary leaves the data and draws disagree. This is BALD: label where the answer would say which of the functions is right." },
+      ],
+    },
   },
 };

@@ -324,9 +324,12 @@ def test_every_text_of_the_pages_is_in_the_catalogue() -> None:
     catalogue = (pages / "strings.js").read_text(encoding="utf-8")
     known = set(re.findall(r"^  (\w+):", catalogue, re.MULTILINE))
     known |= set(re.findall(r"[,{] (\w+): ", catalogue))
-    used = set(re.findall(r'data-text="(\w+)"', (pages / "index.html").read_text(encoding="utf-8")))
+    used: set[str] = set()
+    for page in pages.glob("*.html"):
+        html = page.read_text(encoding="utf-8")
+        used |= set(re.findall(r'data-(?:text|label)="(\w+)"', html))
     for script in pages.glob("*.js"):
-        used |= set(re.findall(r"\btext\.(\w+)", script.read_text(encoding="utf-8")))
+        used |= set(re.findall(r"(?<![\w.])text\.(\w+)", script.read_text(encoding="utf-8")))
     assert used - known == set()
     for page in pages.glob("*.html"):
         assert " style=" not in page.read_text(encoding="utf-8"), "the policy allows none"

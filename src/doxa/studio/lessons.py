@@ -75,6 +75,13 @@ def _classes(preset: str, map_: str, *panels: dict[str, Any], hidden: str = "mar
     })  # fmt: skip
 
 
+def _samplers(*panels: dict[str, Any], at: int = 400) -> Step:
+    return Step("samplers", {
+        "target": "correlated", "start": [-2.0, 2.0], "chains": 4, "spread": 0, "seed": 0, "at": at,
+        "panels": [*panels],
+    })  # fmt: skip
+
+
 def _lessons() -> Iterator[Lesson]:
     points = functions.presets()
     few, gap = points["few"], points["gap"]
@@ -94,6 +101,15 @@ def _lessons() -> Iterator[Lesson]:
         _classes("few", "probability", one, many),
         _classes("far", "entropy", one, many),
         _classes("far", "epistemic", one, many),
+    ))  # fmt: skip
+
+    sgd, sgld, sghmc, hmc_ = ({"sampler": name} for name in ("sgd", "sgld", "sghmc", "hmc"))
+    yield Lesson("samplers", (
+        _samplers(sgd | {"noise": 0}),
+        _samplers(sgd | {"noise": 0}, sgd),
+        _samplers(sgd, sgld),
+        _samplers(sgld, sghmc),
+        _samplers(sghmc, hmc_),
     ))  # fmt: skip
 
     def svgd(particles: int, width: int) -> dict[str, Any]:

@@ -178,6 +178,9 @@ export const text = {
     hmc: "A random momentum carries the chain along a level of energy, far from its start. The error of the leapfrog decides about acceptance, and a trajectory that diverges shows a step too large for the place.",
     nuts: "It doubles a trajectory forwards or backwards at random until it turns back, so that no length has to be chosen. A point of the tree is taken in proportion to its density.",
     svgd: "Particles follow the gradient averaged by a kernel, and a repulsion keeps them apart. Without noise they come to rest, as a set that represents the density.",
+  },
+
+  // The room "Classes", and lessons.
   classRoom: "Classes",
   classLead: "Click into a plane to add a point of the chosen class. Every panel is fitted again by doxa itself.",
   kind: "New points",
@@ -273,6 +276,33 @@ export const text = {
           options: ["Mostly what the draws disagree about (epistemic)", "Only what each draw is unsure of (aleatoric)"], right: 0,
         },
         { say: "The mutual information: the draws disagree far from the points. A single network has none anywhere: there are no draws that could differ." },
+      ],
+    },
+    samplers: {
+      title: "From SGD to HMC",
+      lead: "Noise makes an optimiser a sampler, momentum makes it move, a test makes it exact.",
+      steps: [
+        {
+          say: "Four chains of gradient descent on a density with correlated parameters, after 400 steps. They went down to the mode and rest there: a point says nothing about the width.",
+          ask: "Mini-batches make the gradient noisy. What does SGD do then?",
+          options: ["It still rests at the mode", "It moves around the mode, in a cloud that is too small", "It draws from the density"], right: 1,
+        },
+        {
+          say: "On the right the gradient is noisy. The chains move around the mode, and the size of the cloud depends on the rate and the noise, not on the density.",
+          ask: "SGLD adds the noise that belongs to the rate: √(2η) ξ. How wide is its cloud?",
+          options: ["Still too small", "As wide as the density", "It never settles"], right: 1,
+        },
+        {
+          say: "As wide as the density, as the marginals show. But the steps are those of diffusion: four hundred of them are worth about ten independent draws.",
+          ask: "SGHMC gives the chain a momentum. What changes?",
+          options: ["It runs along the ridge, and draws are worth more", "The cloud shrinks to the mode"], right: 0,
+        },
+        {
+          say: "With momentum the chain runs along the ridge, and the effective sample size rises. The noise of the batches is still in the draws.",
+          ask: "HMC uses the whole gradient, many leapfrog steps for each draw, and accepts or rejects. How much better is a draw?",
+          options: ["A little", "Many times"], right: 1,
+        },
+        { say: "Many times: the effective sample size is larger than that of SGHMC by more than ten. Each draw costs fifteen gradients, and the acceptance test removes the error of the steps." },
       ],
     },
     particles: {
@@ -383,7 +413,7 @@ export const text = {
           options: ["Where the entropy is largest", "Where the draws disagree most, which is another place"], right: 1,
         },
         {
-          say: "The entropy is largest at A, between the classes. Nearly all of it is aleatoric: every draw says that either class may come. Labels there are coin tosses.",
+          say: "The entropy is largest at A, between the classes. Most of it is aleatoric: every draw says that either class may come. Labels there are coin tosses.",
           ask: "Where is the mutual information largest?",
           options: ["At A, too", "At D, at the edge of what was seen"], right: 1,
         },

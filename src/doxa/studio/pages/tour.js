@@ -65,6 +65,10 @@ export class Tour {
     this.element.hidden = !this.lesson;
     document.documentElement.classList.toggle("touring", Boolean(this.lesson));
     this.present(this.presenting);
+    // During a lesson the panels come before the controls of the room.
+    const bar = document.querySelector(".bar"), panels = document.getElementById("panels");
+    if (this.lesson && bar.compareDocumentPosition(panels) & 4) panels.after(bar);
+    else if (!this.lesson && bar.compareDocumentPosition(panels) & 2) panels.before(bar);
     if (!this.lesson) return;
     const words = this.words, step = words.steps[this.step], answers = this.answers;
     this.element.setAttribute("aria-label", words.title);

@@ -162,7 +162,9 @@ def test_the_address_holds_classes_and_a_link_leads_to_the_room(
     check_quiet(browser, server.origin)
 
 
-def start_lesson(browser: Browser, server: Server, name: str, **options: Any) -> None:
+def start_lesson(
+    browser: Browser, server: Server, name: str, ready: str = READY, **options: Any
+) -> None:
     browser.visit(f"{server.origin}/lessons", **options)
     browser.wait("window.doxaStudio", 60)
     browser.evaluate("sessionStorage.clear()")
@@ -170,7 +172,7 @@ def start_lesson(browser: Browser, server: Server, name: str, **options: Any) ->
     browser.evaluate(f"document.querySelectorAll('#lessons a')[{number}].click()")
     browser.settle(0.5)
     browser.wait(f"window.doxaStudio && doxaStudio.address && {TOUR}.lesson", 60)
-    browser.wait(READY, 120)
+    browser.wait(ready, 120)
 
 
 def test_every_lesson_is_listed_and_its_states_are_taken(browser: Browser, server: Server) -> None:
@@ -193,6 +195,13 @@ def test_every_lesson_is_listed_and_its_states_are_taken(browser: Browser, serve
                         " return [points, panels]; })()"
                     )
                     assert kept == [step.state["points"], step.state["panels"]]
+    start_lesson(browser, server, "samplers", ready="doxaStudio.panels.length > 0")
+    for lesson in LESSONS:
+        for step in lesson.steps:
+            if step.room == "samplers":
+                kept = f"doxaStudio.checked({json.dumps(step.state)})"
+                assert browser.evaluate(f"{kept}.panels") == step.state["panels"]
+                assert browser.evaluate(f"{kept}.at") == step.state["at"]
 
 
 def test_a_question_is_answered_before_the_next_state(browser: Browser, server: Server) -> None:

@@ -263,7 +263,7 @@ export const text = {
         {
           say: "Four points, and one network: the most probable one (MAP). The thick line is where it changes its decision. Away from the line it is sure.",
           ask: "Many other networks explain these four points. How do their boundaries lie?",
-          options: ["All on this line", "Through the same gap between the points, and apart from each other far away"], right: 1,
+          options: ["All on this line", "Between the points, and apart from each other elsewhere"], right: 1,
         },
         {
           say: "The right-hand panel has draws of HMC (thin lines) and the boundary of their average (thick). It is not the boundary of one network, and the colours are paler where draws disagree.",

@@ -351,4 +351,4 @@ room.link = new Link(
   },
   "samplers",
 );
-window.doxaStudio = Object.assign(room, { note }); // for tests, and for the curious
+window.doxaStudio = Object.assign(room, { address, note }); // for tests, and for the curious

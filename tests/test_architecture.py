@@ -22,13 +22,13 @@ SOURCE = Path(doxa.__file__).parent
 LAYERS = [
     ["errors", "noise"],
     ["checks", "data", "describe", "likelihoods", "linalg", "nets", "optim", "store"],
-    ["predictive", "priors"],
+    ["predictive", "priors", "tables"],
     ["model", "registry"],
     ["engine"],
     ["method", "posterior"],
     ["driver", "ensemble", "exact", "laplace", "mcmc", "neural", "vi"],
     ["density", "diagnose", "evaluate", "fit", "function", "text"],
-    ["decide", "plan", "selection"],
+    ["decide", "plan", "selection", "tabular"],
     ["app", "sklearn"],
 ]
 PLACE: dict[str, float] = {name: i for i, layer in enumerate(LAYERS) for name in layer}

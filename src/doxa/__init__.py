@@ -46,7 +46,7 @@ from doxa.registry import ROWS, get_method, methods
 from doxa.store import join
 
 if TYPE_CHECKING:  # what type checkers know in full; a method that is not here is Any to them
-    from doxa import decide, diagnose, evaluate, selection, text
+    from doxa import decide, diagnose, evaluate, selection, tables, text
     from doxa import sklearn as sklearn
     from doxa.ensemble.deep import DeepEnsemble as DeepEnsemble
     from doxa.ensemble.map import MAP as MAP
@@ -66,20 +66,23 @@ if TYPE_CHECKING:  # what type checkers know in full; a method that is not here 
     from doxa.mcmc.sghmc import SGHMC as SGHMC
     from doxa.mcmc.sgld import SGLD as SGLD
     from doxa.selection import evidence, tune
+    from doxa.tables import Table, read_table
+    from doxa.tabular import fit_table, predict_table
     from doxa.vi.mc_dropout import MCDropout as MCDropout
     from doxa.vi.mean_field import MeanField as MeanField
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "Bernoulli", "Categorical", "Checkpoint", "Compute", "Counts", "Draws", "Engine", "FanInNormal",
-    "FitPlan", "FlowPrior", "GPPrior", "Gaussian", "HeteroscedasticGaussian", "Hierarchical",
-    "HierarchicalGP", "ImplicitPrior", "LaplaceNoise", "LaplacePrior", "Method", "MixturePosterior",
-    "Model", "NegativeBinomial", "Normal", "Poisson", "Posterior", "Predictive", "Runs",
-    "ScaleMixture", "Snapshot", "Snapshots", "StudentT", "StudentTPrior", "Sweep", "Training",
-    "blocks", "decide", "diagnose", "errors", "evaluate", "evidence", "fit", "functional_prior",
-    "get_method", "join", "load", "methods", "nets", "plan", "prior_scales", "sample", "selection",
-    "text", "transforms", "transitions", "tune",
+    "Bernoulli", "Categorical", "Checkpoint", "Compute", "Counts", "Draws", "Engine",
+    "FanInNormal", "FitPlan", "FlowPrior", "GPPrior", "Gaussian", "HeteroscedasticGaussian",
+    "Hierarchical", "HierarchicalGP", "ImplicitPrior", "LaplaceNoise", "LaplacePrior", "Method",
+    "MixturePosterior", "Model", "NegativeBinomial", "Normal", "Poisson", "Posterior",
+    "Predictive", "Runs", "ScaleMixture", "Snapshot", "Snapshots", "StudentT", "StudentTPrior",
+    "Sweep", "Table", "Training", "blocks", "decide", "diagnose", "errors", "evaluate",
+    "evidence", "fit", "fit_table", "functional_prior", "get_method", "join", "load", "methods",
+    "nets", "plan", "predict_table", "prior_scales", "read_table", "sample", "selection",
+    "tables", "text", "transforms", "transitions", "tune",
 ]  # fmt: skip
 __all__ += [row.class_name for row in ROWS]  # the methods themselves
 
@@ -90,7 +93,11 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("doxa.function.functional_prior").functional_prior
     if name in ("evidence", "tune"):
         return getattr(importlib.import_module("doxa.selection"), name)
-    if name in ("decide", "diagnose", "evaluate", "selection", "sklearn", "text"):
+    if name in ("fit_table", "predict_table"):
+        return getattr(importlib.import_module("doxa.tabular"), name)
+    if name in ("Table", "read_table"):
+        return getattr(importlib.import_module("doxa.tables"), name)
+    if name in ("decide", "diagnose", "evaluate", "selection", "sklearn", "tables", "text"):
         return importlib.import_module(f"doxa.{name}")
     for row in methods():
         if row.class_name == name:

@@ -14,7 +14,7 @@ import doxa
 from doxa import evaluate
 from doxa.app import held_out
 from doxa.app.cli import app
-from doxa.app.schema import Column, Schema, TableSpec, infer_schema
+from doxa.tables.schema import Column, Schema, TableSpec, infer_schema
 
 pd = pytest.importorskip("pandas")
 

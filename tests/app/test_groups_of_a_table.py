@@ -10,9 +10,10 @@ import pytest
 from shell import doxa
 
 from doxa import load
-from doxa.app.columns import may_hold_groups
-from doxa.app.held_out import Together, divide
+from doxa.app.held_out import divide
 from doxa.errors import DataError
+from doxa.tables.columns import may_hold_groups
+from doxa.tables.schema import Together
 
 pd = pytest.importorskip("pandas")
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from doxa.app.tables import Array
 from doxa.errors import MissingExtra, ShapeError
+from doxa.tables.files import Array
 
 INK, GRID = "#22303c", "#e3e8ec"
 MEAN, EPISTEMIC, ALEATORIC, DRAW = "#0b4f8a", "#3d8fd1", "#a9d0ee", "#0b4f8a"

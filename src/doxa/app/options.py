@@ -173,6 +173,15 @@ Missing = Annotated[
         rich_help_panel=TABLE,
     ),
 ]
+PredictMissing = Annotated[
+    str | None,
+    typer.Option(
+        "--missing",
+        help="How to treat missing cells: error or impute. Default: as in the fit. impute fills in "
+        "the medians of the fit.",
+        rich_help_panel=TABLE,
+    ),
+]
 Sep = Annotated[
     str | None,
     typer.Option(

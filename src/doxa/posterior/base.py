@@ -10,13 +10,14 @@ The registry holds the kinds of posterior by the names under which they are save
 from __future__ import annotations
 
 import copy
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Required, Self, TypedDict
+from typing import TYPE_CHECKING, Any, ClassVar, Required, Self, TypedDict
 
 import torch
 from torch import Tensor
@@ -37,7 +38,7 @@ from doxa.data import (
     warn_far,
     without_labels,
 )
-from doxa.data.rows import RowsByWindow
+from doxa.data.rows import RowsByWindow, is_frame
 from doxa.engine.engine import default_modes
 from doxa.errors import DataError, MethodError, ShapeError, StoreError, Unavailable, deprecated
 from doxa.likelihoods import Affine, Likelihood
@@ -45,6 +46,11 @@ from doxa.linalg.layout import Params
 from doxa.model import Model
 from doxa.posterior.certificate import Certificate, doxa_version, fingerprint, today
 from doxa.predictive import Predictive
+
+if TYPE_CHECKING:
+    from doxa.tables.schema import Schema
+
+log = logging.getLogger("doxa")
 
 REGISTRY: dict[str, type[Posterior]] = {}
 
@@ -613,8 +619,34 @@ class Posterior(describe.Described, ABC):
 
     def ordered(self, x: Any) -> Any:
         """x with the batches of a loader concatenated, and the columns of a data frame in the order
-        of the fit."""
-        return reorder_columns(join_batches(x), self.columns)
+        of the fit. A data frame for the fit of a table is encoded as in the fit."""
+        x = join_batches(x)
+        if "table" in self.metadata and is_frame(x):
+            return self._encoded(x)
+        return reorder_columns(x, self.columns)
+
+    @property
+    def table(self) -> Schema | None:
+        """The columns of the table that was fitted, and how they are encoded; None if the fit was
+        given numbers (`doxa.fit`)."""
+        saved = self.metadata.get("table")
+        if saved is None:
+            return None
+        from doxa.tables.schema import Schema  # imported here: most posteriors have no table
+
+        return Schema.from_json(saved)
+
+    def _encoded(self, frame: Any) -> Any:
+        """The inputs of rows with raw columns, by the schema of the fit."""
+        schema = self.table
+        assert schema is not None
+        inputs = [name for column in schema.columns for name in column.inputs]
+        if list(frame.columns) == inputs:  # encoded before
+            return reorder_columns(frame, self.columns)
+        x, notes = schema.features(frame)
+        for note in notes:
+            log.warning(note)
+        return x
 
     def ordered_pair(self, data: Any) -> Any:
         """(x, y) with x as in `ordered`; anything else is returned unchanged."""

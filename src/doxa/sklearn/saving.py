@@ -129,7 +129,7 @@ def _given(estimator: BayesianEstimator) -> nn.Module | None:
     if estimator.net is None:
         return None
     with drawing("network"):  # what torch draws for it is replaced
-        return made(estimator.net, estimator.n_features_in_, estimator._outputs)
+        return made(estimator.net, estimator._inputs(), estimator._outputs)
 
 
 def _plain(value: Any) -> Any:

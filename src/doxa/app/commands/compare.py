@@ -53,8 +53,8 @@ from doxa.app.options import (
     listed,
     print_table,
 )
-from doxa.app.schema import Schema
 from doxa.errors import MethodError, did_you_mean
+from doxa.tables.schema import Schema
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -199,9 +199,10 @@ def compare(
     whatever the statuses in the table.
     """
     from doxa import store
-    from doxa.app import comparison, fitting, schema, tables
+    from doxa.app import comparison, fitting
     from doxa.app.comparison import page
     from doxa.driver.validation import evaluate_rows
+    from doxa.tables import files, schema
 
     log_to_terminal(verbose)
     names = listed(methods)
@@ -221,7 +222,7 @@ def compare(
         check_keep(keep, names, place)  # a run may have been finished since
     out_file = table_file if kept else table_file or place
     if out_file is not None:
-        tables.check_writable(out_file)
+        files.check_writable(out_file)
     if report is not None:
         page.check_place(report)
     plan = plan_of(net, hidden, members, epochs, steps, lr, batch_size, validation, device, seed)
@@ -238,7 +239,7 @@ def compare(
     for shown in comparison.as_tables(found):
         print_table(out, shown)
     if out_file is not None:
-        tables.write_table(found.frame(), out_file)
+        files.write_table(found.frame(), out_file)
         out.print(f"table written to {escape(str(out_file))}", soft_wrap=True)
     if report is not None:
         page.write(found, report, title=f"{target} of {data.name}", notes=columns.notes)

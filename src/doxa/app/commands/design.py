@@ -21,10 +21,10 @@ from rich.markup import escape
 from doxa import store
 from doxa.app.commands.terminal import err, out
 from doxa.app.options import Seed
-from doxa.app.tables import check_name
 from doxa.decide.design import Study, working_memory
 from doxa.decide.design.draws import source, uniform
 from doxa.errors import DataError, MethodError, StoreError
+from doxa.tables.files import check_name
 
 FILE = "session.json"
 BLOCKS = " ▁▂▃▄▅▆▇█"

@@ -257,18 +257,19 @@ def fit(
     Exit codes: 0 saved, and the status is ok; 2 an error; 3 saved, but the fit diverged;
     4 saved, but the status is not ok (--allow-status: 0); 130 interrupted.
     """
-    from doxa import store
-    from doxa.app import fitting, held_out, predictions, schema
+    from doxa import store, tabular
+    from doxa.app import fitting, held_out, task_tables
     from doxa.app.calibration import Calibration, calibrated
     from doxa.driver.processes import is_first
     from doxa.driver.validation import evaluate_rows
+    from doxa.tables import schema
 
     log_to_terminal(verbose)
     chosen = fitting.make_method(method, settings or ())  # mistyped: before any reading
     plan = plan_of(net, hidden, members, epochs, steps, lr, batch_size, validation, device, seed)
     shares = (test, split, calibrate, conformal)
-    predictions.check_task_column(method, task, target, any(share is not None for share in shares))
-    dropped = predictions.dropped_tasks(drop, task)
+    task_tables.check_task_column(method, task, target, any(share is not None for share in shares))
+    dropped = task_tables.dropped_tasks(drop, task)
     table = table_of(
         target, likelihood, index, dropped, categorical, numeric, missing, sep, decimal, encoding,
         group, time, time_input,
@@ -309,7 +310,7 @@ def fit(
     asked = asked.of(columns.likelihood)
     labels = None if columns.classes is None else columns.targets(frame)
     share = (held_out.SHARE if calibration_share is None else calibration_share) if asked else 0.0
-    together = held_out.Together.of(frame, columns)
+    together = schema.Together.of(frame, columns)
     parts = held_out.divide(len(frame), split or 0.0, share, seed, labels, together)
     asked.check_rows(len(parts.calibration), "hold out more with --calibration-share")
     columns = held_out.schema_of(frame, columns, parts, table)
@@ -326,7 +327,7 @@ def fit(
             out.print(message, highlight=False, soft_wrap=True)
     x, notes = columns.features(frame)
     y = columns.targets(frame)
-    tasks = predictions.task_labels(frame, task)
+    tasks = task_tables.task_labels(frame, task)
     if tasks is not None:
         out.print(f"{len(set(tasks))} tasks, by {escape(repr(task))}", highlight=False)
     for note in notes if not parts.whole else ():
@@ -341,9 +342,9 @@ def fit(
     leaks: list[dict[str, Any]] = []
     if tasks is None:
         rows = parts.train
-        leaks = held_out.leaking_columns(frame.iloc[rows], columns, x[rows], y[rows], seed)
+        leaks = tabular.leaking_columns(frame.iloc[rows], columns, x[rows], y[rows], seed)
     for leak in leaks:
-        message = f"[bold yellow]warning:[/] {escape(held_out.leak_words(leak))}"
+        message = f"[bold yellow]warning:[/] {escape(tabular.leak_words(leak))}"
         out.print(message, highlight=False, soft_wrap=True)
     remembered = {"split": split, "calibrate": calibrate,
                   "test": None if test is None else test.name,
@@ -359,7 +360,7 @@ def fit(
             columns, x[parts.train], y[parts.train], method, settings or (), plan, checkpoint,
             checkpoint_every, tasks, together.some(parts.train),
         )  # fmt: skip
-    posterior.metadata.update(origin | predictions.remembered_tasks(task))
+    posterior.metadata.update(origin | task_tables.remembered_tasks(task))
     digest = origin["source"]["sha256"]
     posterior.metadata.update(parts.remembered(digest))
     if leaks:
@@ -410,8 +411,9 @@ def _fit_stream(
     out_folder: Path, allow_status: bool,
 ) -> None:  # fmt: skip
     """Fit to a table that is read by windows."""
-    from doxa.app import fitting, held_out, schema
+    from doxa.app import fitting, held_out
     from doxa.driver.validation import evaluate_rows
+    from doxa.tables import schema
 
     if chosen.streams is None:
         raise MethodError(

@@ -17,11 +17,11 @@ from rich.table import Column, Table
 
 from doxa.app.comparison.reference import Referred
 from doxa.app.report.scores import title_of
-from doxa.app.tables import Array, import_pandas
 from doxa.evaluate import table
 from doxa.evaluate.reference_distance import Closeness
 from doxa.evaluate.table import Score
 from doxa.selection.splits import standard_error
+from doxa.tables.files import Array, import_pandas
 
 if TYPE_CHECKING:
     import pandas as pd

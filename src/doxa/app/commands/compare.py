@@ -24,8 +24,6 @@ from doxa.app.commands.terminal import (
     status_of,
     table_of,
 )
-from doxa.app.comparison import Comparison
-from doxa.app.fitting import Plan, check_new, fit_arrays
 from doxa.app.options import (
     AllowStatus,
     BatchSize,
@@ -54,10 +52,13 @@ from doxa.app.options import (
     print_table,
 )
 from doxa.errors import MethodError, did_you_mean
-from doxa.tables.schema import Schema
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from doxa.app.comparison import Comparison
+    from doxa.app.fitting import Plan
+    from doxa.tables.schema import Schema
 
 
 BEST = "best"
@@ -84,6 +85,8 @@ def check_keep(keep: str | None, methods: Sequence[str], out: Path | None) -> Ke
             f"with --keep, --out is the folder of the run, not {out.name}; the table goes to "
             f"--table {out.name}"
         )
+    from doxa.app.fitting import check_new
+
     check_new(out)
     return Kept(keep, out)
 
@@ -106,6 +109,8 @@ def keep_message(found: Comparison, name: str, rows: int) -> str:
 
 def refit(columns: Schema, frame: pd.DataFrame, name: str, plan: Plan, found: Comparison) -> Any:
     """The posterior of all rows, with the scores of the comparison in its metadata."""
+    from doxa.app.fitting import fit_arrays
+
     x, _ = columns.features(frame)
     posterior = fit_arrays(columns, x, columns.targets(frame), name, (), plan)
     row = found[name]

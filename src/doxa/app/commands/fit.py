@@ -29,7 +29,6 @@ from doxa.app.commands.terminal import (
     status_of,
     table_of,
 )
-from doxa.app.fitting import ASKED, forget_checkpoint
 from doxa.app.options import (
     AllowStatus,
     BatchSize,
@@ -66,9 +65,7 @@ from doxa.app.options import (
     Validation,
     Verbose,
 )
-from doxa.describe import calibrated_likelihood
 from doxa.errors import MethodError, StoreError
-from doxa.store import write_text
 
 _STEP = re.compile(r"\d+-step-\d+")
 _OPTIONS = {"hidden": "--hidden", "settings": "--set"}
@@ -103,6 +100,9 @@ def claim_checkpoint(
     fit was interrupted before its first checkpoint, and None if there is no such fit. With
     `overwrite`, an interrupted fit that was started without `--overwrite` is removed.
     """
+    from doxa.app.fitting import ASKED, forget_checkpoint
+    from doxa.store import write_text
+
     now = json.loads(json.dumps(asked))
     before, begun_anew = _read(checkpoint / ASKED)
     if before == now and (begun_anew or not overwrite):
@@ -131,6 +131,8 @@ def reached(checkpoint: Path) -> int:
 @contextmanager
 def remove_if_unstarted(checkpoint: Path) -> Iterator[None]:
     """Remove the folder of checkpoints if the fit fails before its first checkpoint."""
+    from doxa.app.fitting import forget_checkpoint
+
     try:
         yield
     except BaseException:
@@ -260,6 +262,7 @@ def fit(
     from doxa import store, tabular
     from doxa.app import fitting, held_out, task_tables
     from doxa.app.calibration import Calibration, calibrated
+    from doxa.describe import calibrated_likelihood
     from doxa.driver.processes import is_first
     from doxa.driver.validation import evaluate_rows
     from doxa.tables import schema

@@ -165,6 +165,8 @@ def _recalibration(before: Any, after: Any, x: Array, y: Array, kind: str) -> st
     message = f"recalibrated by {kind} on {len(x)} rows"
     if isinstance(after.transform, Temperature):
         t = float(after.transform.temperature)
+        if f"{t:.2f}" == "1.00":
+            return f"{message}: temperature 1.00, it was calibrated as it was"
         was = "overconfident" if t > 1 else "underconfident"
         return f"{message}: temperature {t:.2f}, it was {was}"
     if before.base_likelihood.classifies:

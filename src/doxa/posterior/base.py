@@ -44,6 +44,7 @@ from doxa.errors import DataError, MethodError, ShapeError, StoreError, Unavaila
 from doxa.likelihoods import Affine, Likelihood
 from doxa.linalg.layout import Params
 from doxa.model import Model
+from doxa.model.checks import as_numbers
 from doxa.posterior.certificate import Certificate, doxa_version, fingerprint, today
 from doxa.predictive import Predictive
 
@@ -417,6 +418,11 @@ class Posterior(describe.Described, ABC):
         return self.record.status
 
     @property
+    def reason(self) -> str:
+        """Why the status is what it is, in a sentence; "" if there is nothing to say."""
+        return self.record.status.reason
+
+    @property
     def history(self) -> dict[str, Any]:
         return self.record.history
 
@@ -668,6 +674,8 @@ class Posterior(describe.Described, ABC):
         """x as checked tensors in fitted units."""
         names = Names(None if self.columns is None else tuple(self.columns), Names.of(x).index)
         x = self.read(x)
+        if isinstance(x, Tensor) and not x.is_floating_point() and self.model is not None:
+            x = as_numbers(self.model, x)
         self._check_shape(x)
         if rows_of(x, "x") == 0:
             raise DataError("x has no rows (N = 0)")

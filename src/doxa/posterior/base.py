@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
-from doxa import checks, describe, store
+from doxa import checks, describe, registry, store
 from doxa.data import (
     FittedRows,
     Names,
@@ -775,7 +775,7 @@ class Posterior(describe.Described, ABC):
                 if loc.ndim > len(shape) or loc.shape != shape[len(shape) - loc.ndim :]:
                     raise StoreError(f"x of shape {shape} has scales of shape {tuple(loc.shape)}")
 
-    def save(self, path: str | Path, frozen: bool = True) -> None:
+    def save(self, path: str | Path, frozen: bool = True, overwrite: bool | None = None) -> None:
         """Write a directory of safetensors and JSON files, atomically and with checksums.
 
         Parameters
@@ -786,6 +786,10 @@ class Posterior(describe.Described, ABC):
             False: parameters with requires_grad=False are not written, only their checksums. The
             artefact of adapters then does not contain the network that they adapt, and loading it
             needs the same network: `doxa.load(path, net=net)`.
+        overwrite : bool, optional
+            What happens if the directory holds an artefact already. True: it is replaced. False:
+            an error. Default: it is replaced, with a warning in the log. Other files in the
+            directory are always an error.
 
         Notes
         -----
@@ -793,13 +797,19 @@ class Posterior(describe.Described, ABC):
         """
         one_writes = writing.get()
         if one_writes is None:
-            self._write(path, frozen)
+            self._write(path, frozen, overwrite)
             return
         with one_writes(str(path)) as first:
             if first:
-                self._write(path, frozen)
+                self._write(path, frozen, overwrite)
 
-    def _write(self, path: str | Path, frozen: bool) -> None:
+    def _write(self, path: str | Path, frozen: bool, overwrite: bool | None) -> None:
+        if not overwrite and store.is_artefact(path):
+            if overwrite is not None:
+                raise StoreError(
+                    f"{path} holds an artefact already: choose another folder, or overwrite=True"
+                )
+            log.warning("%s held an artefact, which is replaced (overwrite=True says so)", path)
         from doxa.posterior.saving import to_artefact, without_frozen
 
         tensors, meta = to_artefact(self)
@@ -808,7 +818,12 @@ class Posterior(describe.Described, ABC):
         store.write_artefact(path, tensors, meta)
 
     def described(self) -> describe.Words:
-        return describe.posterior(self)
+        found = describe.posterior(self)
+        row = next((row for row in registry.ROWS if row.name == self.method.name), None)
+        if row is None or row.evidence or row.elbo or row.tasks == ("tasks",):
+            return found
+        none = f"none: {row.name} gives neither evidence nor a bound; laplace, linear and gp do"
+        return replace(found, facts=[*found.facts, ("evidence", none)])
 
 
 def _shape_list(tree: Any) -> list[tuple[int, ...]]:

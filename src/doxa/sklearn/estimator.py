@@ -404,10 +404,11 @@ class BayesianEstimator(BaseEstimator):
         each = p.log_prob(self._known_targets(y)).cpu().double().numpy()
         return float(np.average(each, weights=row_weights(sample_weight, len(each))))
 
-    def save(self, path: str | Path) -> None:
-        """Write posterior and settings as safetensors and JSON; `load` and `doxa.load` read it."""
+    def save(self, path: str | Path, overwrite: bool | None = None) -> None:
+        """Write posterior and settings as safetensors and JSON; `load` and `doxa.load` read it.
+        `overwrite` as in `Posterior.save`."""
         check_is_fitted(self)
-        saving.save(self, path)
+        saving.save(self, path, overwrite)
 
     @classmethod
     def load(

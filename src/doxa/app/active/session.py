@@ -215,7 +215,7 @@ class Session:
         posterior = fit_arrays(
             self.pool.schema, self.pool.x[rows], y, facts["method"], facts["settings"], plan
         )
-        posterior.save(self.folder / "run")
+        posterior.save(self.folder / "run", overwrite=True)
         held = posterior.validation
         self.book.rounds.append(
             {"labels": len(rows), **({} if held is None else {"held-out log-likelihood": held})}

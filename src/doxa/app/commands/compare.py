@@ -258,7 +258,7 @@ def compare(
             x, _ = columns.features(held_out)
             rows = f"rows of --test {test.name}"
             evaluate_rows(posterior, x, columns.targets(held_out), rows, columns.targets(frame))
-        posterior.save(str(kept.folder))
+        posterior.save(str(kept.folder), overwrite=True)
         run = escape(str(kept.folder))
         out.print(f"{name}: {status_of(posterior)}")
         out.print(f"saved to {run}; next: doxa predict {run} NEW.csv", soft_wrap=True)

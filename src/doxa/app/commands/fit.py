@@ -396,7 +396,7 @@ def fit(
         name = f"rows of --test {tested.file}" if split is None else "rows of --split"
         evaluate_rows(posterior, tested.x, tested.y, name, y[parts.train], groups=tested.groups)
     out.print(f"{method}: {status_of(posterior)}, {seconds:.1f} s", highlight=False, soft_wrap=True)
-    posterior.save(str(out_folder))
+    posterior.save(str(out_folder), overwrite=True)
     if first:
         fitting.forget_checkpoint(checkpoint)
     with_context = "" if task is None else " --context KNOWN.csv"
@@ -455,7 +455,7 @@ def _fit_stream(
         out.print(score_table(scores))
         evaluate_rows(posterior, tested.x, tested.y, f"rows of --test {tested.file}", seen)
     out.print(f"{method}: {status_of(posterior)}, {seconds:.1f} s", highlight=False, soft_wrap=True)
-    posterior.save(str(out_folder))
+    posterior.save(str(out_folder), overwrite=True)
     fitting.forget_checkpoint(checkpoint)
     out.print(
         f"saved to {escape(str(out_folder))}; next: doxa predict {escape(str(out_folder))} NEW.csv",

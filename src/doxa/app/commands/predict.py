@@ -19,7 +19,7 @@ from doxa.app.options import (
     Sep,
     Verbose,
 )
-from doxa.errors import DataError
+from doxa.errors import DataError, StoreError
 
 if TYPE_CHECKING:
     from doxa.tables.reading import Dialect
@@ -71,7 +71,11 @@ def predict(
         ),
     ] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Start anew in a folder that has predictions.")
+        bool,
+        typer.Option(
+            "--overwrite",
+            help="Replace the file of --out, or start anew in a folder that has predictions.",
+        ),
     ] = False,
     missing: PredictMissing = None,
     sep: Sep = None,
@@ -104,12 +108,16 @@ def predict(
         )
         return
     for option, given in (
-        ("--jobs", jobs > 1), ("--rows", rows is not None), ("--overwrite", overwrite)
+        ("--jobs", jobs > 1), ("--rows", rows is not None)
     ):  # fmt: skip
         if given:
             raise DataError(f"{option} is for predictions in a folder: give --out FOLDER")
     if out_file is not None:
         files.check_writable(out_file)
+        if out_file.exists() and not overwrite:
+            raise StoreError(
+                f"{out_file} exists already: --overwrite replaces it, or choose another --out"
+            )
     posterior, columns = fitting.load_run(run, net, missing)
     frame, messages = schema.read_more(data, columns, dialect, label)
     known = None

@@ -8,7 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
 from rich.markup import escape
 from rich.table import Table
@@ -172,15 +171,14 @@ def _named(frame: pd.DataFrame, column: str | None, option: str, file: str) -> l
     if column is None:
         return None
     from doxa.tables.files import pick
-    from doxa.tables.reading import place_of
+    from doxa.tables.reading import gaps, place_of
 
     if frame.index.name == column:
         return [str(each) for each in frame.index]
     if column not in frame.columns:
         raise DataError(f"{file} has no column {column!r}, which {option} names")
     values = pick(frame, column)
-    empty = np.flatnonzero(values.isna().to_numpy())
-    if empty.size:
+    if empty := gaps(values):
         raise DataError(f"{file}: column {column!r} is empty at {place_of(frame.index, empty[0])}")
     return [str(each) for each in values]
 
@@ -199,6 +197,8 @@ def _rows(
     x, notes = columns.features(frame.drop(columns=own))
     for note in notes:
         err.print(f"note: {escape(note)}", highlight=False, soft_wrap=True)
+    import numpy as np
+
     there = columns.target in frame.columns
     known = frame[columns.target].notna().to_numpy() if there else np.zeros(len(frame), bool)
     y = None

@@ -41,11 +41,12 @@ _HOMES = {
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
 _PARTS = (
-    "decide", "diagnose", "errors", "evaluate", "nets", "selection", "sklearn", "tables", "text",
+    "decide", "diagnose", "errors", "evaluate", "nets", "plot", "selection", "sklearn",
+    "tables", "text",
 )  # fmt: skip
 
 if TYPE_CHECKING:  # for type checkers; a method that is not here is Any to them
-    from doxa import decide, diagnose, errors, evaluate, nets, selection, tables, text
+    from doxa import decide, diagnose, errors, evaluate, nets, plot, selection, tables, text
     from doxa import sklearn as sklearn
     from doxa.density import transforms
     from doxa.density.draws import Draws
@@ -157,6 +158,7 @@ if TYPE_CHECKING:  # for type checkers; a method that is not here is Any to them
         "methods",
         "nets",
         "plan",
+        "plot",
         "predict_table",
         "prior_scales",
         "read_table",

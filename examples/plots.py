@@ -41,14 +41,18 @@ def pictures(quick: bool = False) -> dict[str, Callable[[Any], Any]]:
     """{name: a function that draws it on axes}."""
     steps, draws = (30, 40) if quick else (1500, 500)
     (x, y), (x_test, y_test) = wave(120, 0), wave(400, 1)
-    net = doxa.nets.mlp(1, 1, (50,), "tanh")
+    net = doxa.nets.mlp(1, 1, (50, 50))
     few: dict[str, Any] = {"standardize": True, "steps": steps, "progress": False}
     ensemble = doxa.fit(net, (x, y), "deep-ensemble", **few)
     p = ensemble.predict(x_test)
     (a, b), (a_test, b_test) = moons(200, 0), moons(800, 1)
-    classes = doxa.nets.mlp(2, 2, (50,), "tanh")
+    classes = doxa.nets.mlp(2, 2, (50,))
     labels = doxa.fit(classes, (a, b), "deep-ensemble", likelihood="categorical", **few)
-    q, far = labels.predict(a_test), labels.predict(4.0 * torch.randn(800, 2))
+    q = labels.predict(a_test)
+    far = 4.0 * torch.as_tensor(np.random.default_rng(2).normal(size=(800, 2)))
+    inside, outside = (
+        doxa.evaluate.ood_scores(labels, rows, (a, b), ["knn"]) for rows in (a_test, far)
+    )
 
     def eight_schools(v: dict[str, torch.Tensor]) -> torch.Tensor:
         effects = torch.tensor([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0])
@@ -78,8 +82,8 @@ def pictures(quick: bool = False) -> dict[str, Callable[[Any], Any]]:
         "pit": lambda ax: plot.pit(p, y_test, ax=ax),
         "intervals": lambda ax: plot.intervals(p, y_test, ax=ax),
         "functions": lambda ax: plot.functions(ensemble, line, data=(x, y), ax=ax),
-        "decomposition": lambda ax: plot.decomposition(q, ax=ax),
-        "ood": lambda ax: plot.ood(q, far, ax=ax),
+        "decomposition": lambda ax: plot.decomposition(ensemble.predict(line[:, None]), ax=ax),
+        "ood": lambda ax: plot.ood(inside, outside, ax=ax),
         "trace": lambda ax: plot.trace(schools, ax=ax),
         "rank": lambda ax: plot.rank(schools, ax=ax),
         "energy": lambda ax: plot.energy(schools, ax=ax),

@@ -74,6 +74,7 @@ def trace(draws: Any, names: Sequence[str] | None = None, *, most: int = 4, ax: 
             small.plot(chain, color=SERIES[k % 4], lw=0.7, alpha=0.8, label=f"chain {k}")
         small.set_title(_with_rhat(label, values), loc="left", fontsize=10, color=INK)
         small.set_xlim(0, values.shape[1] - 1)
+    small.set_xlabel("draw", color=FAINT)
     return ax
 
 
@@ -116,6 +117,7 @@ def rank(
         small.set_title(_with_rhat(label, values), loc="left", fontsize=10, color=INK)
         small.set_xlim(0, values.size)
         small.set_ylim(0, None)
+    small.set_xlabel("rank among all draws", color=FAINT)
     return ax
 
 

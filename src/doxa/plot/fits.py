@@ -73,7 +73,7 @@ def functions(
     if data is not None:
         ax.plot(*map(flat, data), ".", color=INK, ms=4, alpha=0.75, label="data", zorder=6)
     ax.set_xlim(line[0], line[-1])
-    legend(ax, loc="best")
+    legend(ax, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)
     return ax
 
 
@@ -140,7 +140,8 @@ def _training(posterior: Posterior, ax: Any) -> Any:
         panel.plot(at, values.mean(1), color=SERIES[k], ls=DASHES[k], label=label)
         panel.set_ylabel(label, color=SERIES[k])
     if len(panels) == 2:
-        panels[1].spines["top"].set_visible(False)
+        for side in panels[1].spines.values():
+            side.set_visible(False)
         panels[1].tick_params(colors=FAINT, labelsize=9, length=3)
     return ax
 

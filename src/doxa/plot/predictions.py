@@ -1,4 +1,4 @@
-"""Pictures of predictions: calibration, intervals, the parts of uncertainty, out-of-distribution."""
+"""Pictures of predictions: calibration, intervals, parts of uncertainty, scores."""
 
 from __future__ import annotations
 
@@ -35,6 +35,10 @@ def _predicted(p: Any) -> Predictive:
     if not isinstance(p, Predictive):
         raise DataError(f"this picture is of a doxa.Predictive, not of {type(p).__name__}")
     return p
+
+
+def _share(value: float) -> str:
+    return f"{100 * value:.0f} %"
 
 
 def reliability(p: Predictive, y: Any, *, bins: int = 10, ax: Any = None) -> Any:
@@ -150,17 +154,18 @@ def intervals(
     mean, (low, high) = flat(p.mean), map(flat, p.interval(level))
     order = np.argsort(mean, kind="stable")
     shown = order[np.linspace(0, len(order) - 1, min(most, len(order))).round().astype(int)]
-    title = f"{level:.0%} intervals"
+    title = f"{_share(level)} intervals"
     target = None
     if y is not None:
         target = flat(y)
         if target.shape != mean.shape:
             raise ShapeError(f"y has {len(target)} values, and there are {len(mean)} predictions")
-        title += f", which hold {np.mean((low <= target) & (target <= high)):.0%} of the targets"
+        held = float(np.mean((low <= target) & (target <= high)))
+        title += f", which hold {_share(held)} of the targets"
     ax = axes(ax, title, "rows, by predicted mean", "y", (6.4, 3.9))
     at = np.arange(len(shown))
     ax.vlines(at, low[shown], high[shown], color=EPISTEMIC, lw=1.2, alpha=0.6,
-              label=f"{level:.0%} interval", zorder=2)  # fmt: skip
+              label=f"{_share(level)} interval", zorder=2)  # fmt: skip
     ax.plot(at, mean[shown], color=MEAN, lw=1.4, label="mean", zorder=3)
     if target is not None:
         seen = target[shown]
@@ -202,7 +207,7 @@ def decomposition(p: Predictive, *, most: int = MOST_ROWS, ax: Any = None) -> An
     shown = order[np.linspace(0, len(order) - 1, min(most, len(order))).round().astype(int)]
     whole = float((first + second).sum())
     share = float(second.sum()) / whole if whole > 0 else 0.0
-    ax = axes(ax, f"uncertainty, {share:.0%} of it epistemic", "rows, by uncertainty", unit)
+    ax = axes(ax, f"uncertainty, {_share(share)} of it epistemic", "rows, by uncertainty", unit)
     ax.stackplot(np.arange(len(shown)), first[shown], second[shown], labels=names,
                  colors=(ALEATORIC, EPISTEMIC))  # fmt: skip
     ax.set_ylim(0, None)

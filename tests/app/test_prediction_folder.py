@@ -227,7 +227,7 @@ def test_a_folder_with_other_files_is_refused(run, big, tmp_path) -> None:
     (tmp_path / "p").mkdir()
     (tmp_path / "p" / "thesis.tex").touch()
     assert "holds other files" in doxa("predict", run, big, "--out", tmp_path / "p", code=2)
-    for words in (["--jobs", 2], ["--rows", 9], ["--overwrite"]):
+    for words in (["--jobs", 2], ["--rows", 9]):
         said = doxa("predict", run, big, "--out", tmp_path / "p.csv", *words, code=2)
         assert "is for predictions in a folder" in said
 

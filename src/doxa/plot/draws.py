@@ -12,7 +12,7 @@ import torch
 from doxa.density import Draws
 from doxa.errors import DataError, Unavailable
 from doxa.plot.style import FAINT, GRID, INK, SERIES, Array, axes, cells, legend
-from doxa.posterior import Posterior
+from doxa.posterior import Posterior, SamplePosterior
 from doxa.posterior.chains import ebfmi, rhat
 
 
@@ -20,9 +20,9 @@ def _chains(source: Any, names: Sequence[str] | None, most: int) -> dict[str, Ar
     """{label: [chains, draws]} of single numbers: of `Draws`, of a posterior of chains, or of a
     mapping of draws [chains, draws, *shape]."""
     if isinstance(source, Posterior):
-        if not hasattr(source, "samples"):
+        if not isinstance(source, SamplePosterior):
             raise Unavailable(f"a {source.kind} posterior keeps no chains to draw")
-        source = source.layout.unflatten(source.samples)  # type: ignore[attr-defined]
+        source = source.layout.unflatten(source.samples)
     if not isinstance(source, Mapping):
         raise DataError(
             f"this picture is of draws, a posterior with chains, or {{name: [chains, draws]}}, not "

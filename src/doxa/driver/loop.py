@@ -675,7 +675,7 @@ class Driver:
         if not stage.capturable:
             return Executor(step)
         if self.run.engine.mode is not None:
-            return Executor(step, self.run.engine.mode, ahead)
+            return Executor(step, self.run.engine.mode, ahead, asked=True)
         trial = lambda: (dict(at.state), feed.batch(0), ticks[0], rates[0])  # noqa: E731
         return choose_executor(step, trial, self.run, len(ticks), ahead)
 

@@ -290,7 +290,7 @@ class Work:
         if self.warm:
             for i, one in enumerate(found.learners):
                 if one.posterior is not None:
-                    one.posterior.save(self.folder / f"posterior-{i}")
+                    one.posterior.save(self.folder / f"posterior-{i}", overwrite=True)
         save(self.folder, [one.book for one in found.learners], found.facts)
 
 

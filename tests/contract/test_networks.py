@@ -65,9 +65,9 @@ NO_PLAN = {
     ("kind", "name"),
     [
         ("conv1d", "map"), ("group norm", "mean-field"), ("conv1d", "sgld"),
-        pytest.param("group norm", "map", marks=pytest.mark.slow),
-        pytest.param("conv1d", "mean-field", marks=pytest.mark.slow),
-        pytest.param("group norm", "sgld", marks=pytest.mark.slow),
+        pytest.param("group norm", "map", marks=pytest.mark.matrix),
+        pytest.param("conv1d", "mean-field", marks=pytest.mark.matrix),
+        pytest.param("group norm", "sgld", marks=pytest.mark.matrix),
     ],
 )  # fmt: skip
 def test_a_network_without_batched_layers_is_recorded(

@@ -44,7 +44,7 @@ from doxa.priors import FanInNormal
 LOG_2PI_E = math.log(2 * math.pi * math.e)
 # Copies of all weights during a prediction, as measured (`python -m benchmarks.memory_plan`), of a
 # large and of a small network. Rows of fewer bytes that were freed stay in the process (malloc).
-_LARGE_STATE, _STATE, _RETURNED = 8.0, 22.0, 32 << 20
+_LARGE_STATE, _STATE, _RETURNED = 5.0, 22.0, 32 << 20
 
 
 @dataclass(frozen=True)
@@ -149,12 +149,10 @@ class VariationalGaussian(DrawnWeights):
     def planned_bytes(self, work: Workload) -> int:
         """The peak of training, or of the prediction of rows after it."""
         drawn = drawn_bytes(self.predicted_draws, work)
+        training = self.training_bytes(work) // self.width
         if not work.by_tensor:
             after = _STATE * work.copy + min(48 << 20, 24 * work.copy) + drawn
-            return int(max(self.copies * work.copy, after))
-        best = self.best_copies * work.held_out
-        every, one = self.large_copies or (self.copies, 0.0)
-        training = (every + one / work.members + best) * work.copy
+            return int(max(training, after))
         small = work.copy < work.members * _RETURNED
         return int(max(training, (training if small else _LARGE_STATE * work.copy) + drawn))
 

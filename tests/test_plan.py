@@ -160,6 +160,6 @@ def test_members_in_turn_are_planned_as_one_and_what_is_kept_of_the_others() -> 
     copy = turns.memory["weights"]
     assert together.bytes == blocks.bytes
     assert together.bytes - turns.bytes == int(15 * copy) - int((15 / 10 + 4) * copy)
-    few = doxa.plan(network(), pictures(60), "map", **options)
-    held = doxa.plan(network(), pictures(60), "map", block_size=10, **options)
-    assert few.bytes == held.bytes, "parts of 6 rows are pooled"
+    few = doxa.plan(network(), pictures(30), "deep-ensemble", **options)
+    held = doxa.plan(network(), pictures(30), "deep-ensemble", block_size=10, **options)
+    assert few.bytes == held.bytes, "parts of 3 rows are pooled"

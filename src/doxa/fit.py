@@ -55,6 +55,7 @@ from doxa.driver.setup import (
     cross_fit_parts,
     expected_kind,
     expects_by_tensor,
+    expects_turns,
     fitted_rows,
     group_counts,
     member_ids,
@@ -730,6 +731,7 @@ class Call:
             expects_by_tensor(problem, method, options.engine, members, self.device),
             members * method.width if kind == "stack" else 1, own.microbatch,
             len(own.optimizer.moments), ids != self.ids,
+            ids == self.ids and expects_turns(problem, method, held, own),
         )  # fmt: skip
         return found, own, work
 

@@ -71,8 +71,10 @@ def walk(method: Any, density: Any = bare, **options: Any) -> list[Transition]:
     return list(doxa.transitions(density, INIT, method, **{**OPTIONS, **options}))
 
 
-KINDS = [("bare", torch.float32), ("bare", torch.float64), ("rows", torch.float64),
-         ("noise", torch.float32)]  # fmt: skip
+KINDS = [
+    ("bare", torch.float32), ("rows", torch.float64), ("noise", torch.float32),
+    pytest.param("bare", torch.float64, marks=pytest.mark.matrix),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("density", "dtype"), KINDS, ids=str)

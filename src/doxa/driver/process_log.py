@@ -12,6 +12,7 @@ calls that have none. A log that cannot be written, on a full disk, never stops 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
@@ -51,6 +52,8 @@ class ProcessLog(logging.Handler):
         if self.path is not None:
             return
         self.path = folder / f"process-{self.rank}.log"
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
         self._append("".join(self._waiting))
         self._waiting = []
 
@@ -81,12 +84,10 @@ class ProcessLog(logging.Handler):
         log.removeHandler(self)
 
     def _append(self, text: str) -> None:
+        """Write at the end of the file. A full disk, or a folder that was removed because the fit
+        is saved, is no error: the log is the first thing to do without."""
         assert self.path is not None
-        if not text:
-            return
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("a", encoding="utf-8", errors="backslashreplace") as file:
-                file.write(text)
-        except OSError:  # a full disk: the log is the first thing to do without
-            pass
+        with contextlib.suppress(OSError):
+            if text and self.path.parent.is_dir():
+                with self.path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+                    file.write(text)

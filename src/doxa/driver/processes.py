@@ -26,6 +26,7 @@ all of them. After `TIMEOUT` seconds without an answer a process raises a `Proce
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -61,6 +62,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 TIMEOUT = float(os.environ.get("DOXA_PROCESS_TIMEOUT", "1800"))  # seconds
+LEAVE = 10.0  # seconds that a process which failed waits for the others
 _POLL = 0.05  # seconds between looks at the store
 SAME_CALL = "All of them have to pass the same network, data and settings"
 SAME_MACHINES = (
@@ -209,6 +211,8 @@ class World:
             if self._made is not None:
                 self._made.cleanup()
             if self.outer is None:
+                if isinstance(error, Exception):
+                    self._leave()
                 self.log.note("has ended" if error is None else f"ends with {kind.__name__}")
                 self.log.__exit__()
 
@@ -237,6 +241,16 @@ class World:
         except RuntimeError:  # the others are gone
             return None
         return None if first["type"] == name else self._error_of(first)
+
+    def _leave(self) -> None:
+        """After an error, wait a few seconds until the others know of it: a launcher ends them when
+        this process ends, and they would not say why."""
+        keys = [f"{self.call}/left/{rank}" for rank in range(self.size)]
+        end = time.monotonic() + min(LEAVE, TIMEOUT)
+        with contextlib.suppress(RuntimeError):
+            self._store.set(keys[self.rank], "")
+            while not self._store.check(keys) and time.monotonic() < end:
+                time.sleep(_POLL)
 
     def _failure(self) -> dict[str, Any]:
         """The first failure of this call."""
@@ -312,7 +326,6 @@ class World:
     def folder(self, checkpoint: str | Path | None) -> Path:
         """The folder of the blocks, which all processes see."""
         if checkpoint is not None:
-            self.log.put_in(Path(checkpoint))
             return Path(checkpoint)
         hosts = self.exchange("hosts", socket.gethostname())
         if len(set(hosts)) > 1:

@@ -87,6 +87,11 @@ def _check_launched(given: Sequence[str]) -> None:
         )
 
 
+def _print_error(error: DoxaError) -> None:
+    message = " ".join(str(error).split())
+    err.print(f"[bold red]error:[/] {escape(message)}", soft_wrap=True, highlight=False)
+
+
 def _is_first() -> bool:
     """Whether this process prints errors: process 0 of several, or the only one."""
     if "WORLD_SIZE" not in os.environ:
@@ -99,18 +104,30 @@ def _is_first() -> bool:
 @contextmanager
 def _by_all_processes() -> Iterator[None]:
     """A context for a command that all launched processes run: process 0 prints, and an error in
-    one of them reaches the others. An exit code is no error."""
+    one of them reaches the others. Process 0 prints it before any of them ends, because the
+    launcher then ends the rest. An exit code is no error."""
     from doxa.driver.processes import opened
 
     quiet = out.quiet, err.quiet
     out.quiet = err.quiet = not _is_first()
     code: typer.Exit | None = None
+    printed: list[BaseException] = []
+
+    def tell(error: BaseException) -> None:
+        if isinstance(error, DoxaError):
+            _print_error(error)
+            printed.append(error)
+
     try:
-        with opened():
+        with opened(tell):
             try:
                 yield
             except typer.Exit as asked:
                 code = asked
+    except DoxaError as error:
+        if error not in printed:
+            _print_error(error)
+        raise typer.Exit(2) from None
     finally:
         out.quiet, err.quiet = quiet
     if code is not None:
@@ -131,9 +148,8 @@ class _OneLineErrors(TyperGroup):
                 with _by_all_processes():
                     return super().invoke(ctx)
         except DoxaError as error:
-            message = " ".join(str(error).split())
             if _is_first():  # of several processes: all have this error
-                err.print(f"[bold red]error:[/] {escape(message)}", soft_wrap=True, highlight=False)
+                _print_error(error)
             raise typer.Exit(2) from None
         except OSError as error:
             if error.errno != errno.ENAMETOOLONG:

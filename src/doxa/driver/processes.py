@@ -54,6 +54,7 @@ from doxa.errors import DoxaError, MemoryBudgetError, ProcessError
 from doxa.method import Method, Run
 from doxa.posterior import Posterior
 from doxa.posterior.base import writing
+from doxa.store.artefact import readable_errors
 from doxa.store.tensors import bytes_of
 
 log = logging.getLogger("doxa")
@@ -118,15 +119,16 @@ def alone() -> Iterator[None]:
 
 
 @contextmanager
-def opened() -> Iterator[World | None]:
+def opened(tell: Callable[[BaseException], None] | None = None) -> Iterator[World | None]:
     """A context for a call that all launched processes make; None for one process. Within another
-    one it is a part of that call."""
+    one it is a part of that call. `tell` is called with an error that ends it, while the launcher
+    still lets every process live."""
     found, outer = launched(), others.get()
     if found is None:
         yield None
         return
     name = f"call{next(_calls)}" if outer is None else outer.inner()
-    with World(*found, name, outer) as world:
+    with World(*found, name, outer, tell) as world:
         token = others.set(world)
         try:
             yield world
@@ -164,10 +166,16 @@ class World:
         The name of the call, the same in all processes.
     outer : World, optional
         The call that this one is a part of.
+    tell : callable, optional
+        Called with the error that ends the call.
     """
 
-    def __init__(self, rank: int, size: int, call: str, outer: World | None = None) -> None:
+    def __init__(
+        self, rank: int, size: int, call: str, outer: World | None = None,
+        tell: Callable[[BaseException], None] | None = None,
+    ) -> None:  # fmt: skip
         self.rank, self.size, self.call, self.outer = rank, size, call, outer
+        self.tell = tell
         self.block = ""  # the block that this process trains, for messages
         self.log: ProcessLog = ProcessLog(rank, call) if outer is None else outer.log
         self._wrote = writing.get()  # how paths were written before this call
@@ -197,23 +205,31 @@ class World:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        raised = error
         try:
-            if error is None:
-                self.exchange("end", "")
+            if raised is None:
+                try:
+                    self.exchange("end", "")
+                except Exception as late:
+                    raised = late
+            if raised is None:
                 writing.set(self.writing)
                 return
             writing.set(self._wrote)
-            if not isinstance(error, OfAnother):
-                first = self._fail(error)
-                if first is not None and isinstance(error, Exception):
-                    raise first from error
+            if not isinstance(raised, OfAnother):
+                raised = self._fail(raised)
+            if self.tell is not None:
+                self.tell(raised)
+            if self.outer is None and isinstance(raised, Exception):
+                self._leave()
+            if raised is not error:
+                raise raised from error
         finally:
             if self._made is not None:
                 self._made.cleanup()
             if self.outer is None:
-                if isinstance(error, Exception):
-                    self._leave()
-                self.log.note("has ended" if error is None else f"ends with {kind.__name__}")
+                end = "has ended" if raised is None else f"ends with {type(raised).__name__}"
+                self.log.note(end)
                 self.log.__exit__()
 
     @contextmanager
@@ -226,21 +242,21 @@ class World:
         self.log.note(f"block {block} has ended")
         self.block = ""  # not after an error, whose message has it
 
-    def _fail(self, error: BaseException) -> Exception | None:
-        """Say that this process has failed. If another one was first and its error is of another
-        type, that error."""
+    def _fail(self, error: BaseException) -> BaseException:
+        """Say that this process has failed. Returns the error to raise: that of another process, if
+        it was first and is of another type."""
         self.log.error(error)
         name = type(error).__name__
         facts = {"rank": self.rank, "block": self.block, "type": name, "message": str(error)}
         try:
             number = self._store.add(f"{self.call}/failures", 1)
             self._store.set(f"{self.call}/failure/{number}", json.dumps(facts))
-            if number == 1:
-                return None
+            if number == 1 or not isinstance(error, Exception):
+                return error
             first = self._failure()
         except RuntimeError:  # the others are gone
-            return None
-        return None if first["type"] == name else self._error_of(first)
+            return error
+        return error if first["type"] == name else self._error_of(first)
 
     def _leave(self) -> None:
         """After an error, wait a few seconds until the others know of it: a launcher ends them when
@@ -335,9 +351,10 @@ class World:
             )
         if self._temporary is None:
             if self.rank == 0:
-                self._made = tempfile.TemporaryDirectory(
-                    prefix="doxa-blocks-", ignore_cleanup_errors=True
-                )
+                with readable_errors("written", Path(tempfile.gettempdir())):
+                    self._made = tempfile.TemporaryDirectory(
+                        prefix="doxa-blocks-", ignore_cleanup_errors=True
+                    )
             made = "" if self._made is None else self._made.name
             self._temporary = str(self.exchange("folder", made)[0])
         return Path(self._temporary) / str(next(self._folders))

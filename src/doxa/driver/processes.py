@@ -49,12 +49,12 @@ from torch.utils._pytree import tree_flatten
 
 from doxa import errors
 from doxa.driver.blocks import others
-from doxa.driver.process_log import ProcessLog
 from doxa.errors import DoxaError, MemoryBudgetError, ProcessError
 from doxa.method import Method, Run
 from doxa.posterior import Posterior
 from doxa.posterior.base import writing
 from doxa.store.artefact import readable_errors
+from doxa.store.process_log import ProcessLog
 from doxa.store.tensors import bytes_of
 
 log = logging.getLogger("doxa")

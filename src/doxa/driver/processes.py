@@ -300,7 +300,7 @@ class World:
         self._put(f"{name}/{self.rank}", json.dumps(value))
         keys = [f"{name}/{rank}" for rank in range(self.size)]
         self._wait(keys, what)
-        return [json.loads(self._store.get(key)) for key in keys]
+        return [json.loads(value) for value in self._store.multi_get(keys)]
 
     def _put(self, key: str, value: str) -> None:
         try:
@@ -314,10 +314,10 @@ class World:
         began, pause = time.monotonic(), _POLL / 16
         while True:
             self.check()
-            missing = [key for key in keys if not self._store.check([key])]
-            if not missing:
+            if self._store.check(keys):  # one request, of however many processes
                 return
             if time.monotonic() - began > TIMEOUT:
+                missing = [key for key in keys if not self._store.check([key])]
                 ranks = ", ".join(key.rpartition("/")[2] for key in missing)
                 raise ProcessError(
                     f"no answer from process {ranks} in {TIMEOUT:g} seconds ({what}): every "

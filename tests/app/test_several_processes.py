@@ -57,7 +57,7 @@ def test_a_comparison_is_the_one_of_one_process(ranks: Ranks) -> None:
         return compare_arrays(
             x, y, {"map": doxa.MAP(), "fails": Failing(), "ensemble": doxa.DeepEnsemble()},
             splits=2, reference="none", steps=20, block_size=1, members=2, progress=False,
-            say=said[rank].append,
+            validation=None, say=said[rank].append,
         )  # fmt: skip
 
     said: list[list[str]] = [[], []]

@@ -229,14 +229,14 @@ def test_a_callback_may_fit_and_save(ranks: Ranks, tmp_path: Path) -> None:
 
     def look(step: int, info: Any) -> None:
         if step == 1:
-            inner = fitted("ensemble", runs=None, steps=2)
+            inner = fitted("ensemble", runs=None, steps=2, validation=None)
             assert inner.diagnostics.processes is None
             inner.save(tmp_path / f"inner-{info.block}")
             made.append(f"block {info.block} of {info.blocks}: {info.members}")
 
     def call(rank: int) -> Any:
-        fitted("ensemble", runs=None, steps=2)  # from here on, process 0 saves
-        return facts(fitted("ensemble", runs=None, callbacks=[look]))
+        fitted("ensemble", runs=None, steps=2, validation=None)  # from here on, process 0 saves
+        return facts(fitted("ensemble", runs=None, callbacks=[look], validation=None))
 
     found = ranks(call)
     assert found[0] == found[1] and found[0]["blocks"] == 3, found
@@ -254,7 +254,7 @@ def test_snapshots_are_shown_by_the_process_that_trains(ranks: Ranks) -> None:
         see = doxa.Snapshots(
             lambda s: shown.append((rank, s.step, s.last, s.posterior.members)), steps=[10]
         )
-        return facts(fitted("ensemble", runs=None, callbacks=[see], block_size=1))
+        return facts(fitted("ensemble", runs=None, callbacks=[see], block_size=1, validation=None))
 
     found = ranks(call)
     assert found[0] == found[1] and found[0]["blocks"] == 1, found

@@ -38,10 +38,10 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Ranks:
 @store.register("failing, of tests/app/test_several_processes.py")
 @dataclass(frozen=True)
 class Failing(doxa.MAP):
-    """Fails in the block of the second run."""
+    """Fails in one block of the second run, which one process trains."""
 
     def init(self, run: Any) -> Any:
-        if 1 in run.run_of or run.seeds[0] != 0:
+        if 1 in run.members and (1 in run.run_of or run.seeds[0] != 0):
             raise MethodError("the fuse has blown")
         return super().init(run)
 
@@ -86,6 +86,11 @@ def cell(name: str) -> dict[str, Any]:
     made.append((name, threading.get_ident()))
     if name in ("a", "f"):  # the first of each process: both are at work at once
         together.wait(20)
+    if name == "a":  # it is the last to be done, and the other process waits for it
+        end = time.monotonic() + 20
+        while len(made) < 10 and time.monotonic() < end:
+            time.sleep(0.01)
+        time.sleep(0.3)
     if name == "refused":
         raise MethodError("not for this data")
     time.sleep(0.05)

@@ -59,7 +59,8 @@ from doxa.driver.watch import Snapshots, Watch
 from doxa.engine.engine import default_modes, threads, threads_for
 from doxa.errors import MethodError, StoreError
 from doxa.linalg.layout import LARGE
-from doxa.method import Method, Run, State
+from doxa.method import FitSettings, Method, Run, State
+from doxa.model.model import Problem
 from doxa.posterior import Posterior
 from doxa.store import claims
 from doxa.store.claims import FOLDER
@@ -75,25 +76,46 @@ WORK, WORK_ON_DEVICE = 2e8, 1e10
 
 def block_size(run: Run, method: Method) -> int:
     """The largest number of members of a block, by the rule above, or as the user has set it."""
-    settings = run.settings
+    rows = max(map(len, run.rows.rows))
+    pooled = run.pooled_rows is not None
+    return size_by_rule(
+        method, run.problem, run.settings, run.size, run.engine.kind, rows, run.device, pooled
+    )
+
+
+def size_by_rule(
+    method: Method, problem: Problem, settings: FitSettings, members: int, kind: str, rows: int,
+    device: torch.device, pooled: bool,
+) -> int:  # fmt: skip
+    """The rule, on numbers that are known before a member is initialised.
+
+    Parameters
+    ----------
+    method, problem, settings : Method, Problem, FitSettings
+    members : int
+        Runs × members.
+    kind : str
+        The kind of engine.
+    rows : int
+        The most rows that a member is fitted to.
+    device : torch.device
+    pooled : bool
+        Whether members pool their held-out rows.
+    """
     watched = any(
         settings.block_size is None or isinstance(callback, Snapshots)
         for callback in settings.callbacks
     )
-    whole = (
-        method.shares not in ("members", "both") or run.problem.model is None
-        or run.pooled_rows is not None or watched
-    )  # fmt: skip
-    if whole or run.size == 1:
-        return run.size
+    divided = method.shares in ("members", "both") and problem.model is not None
+    if not divided or pooled or watched or members == 1:
+        return members
     if settings.block_size is not None:
         return settings.block_size
-    if run.engine.kind == "loop":
+    if kind == "loop":
         return 1
-    rows = min(settings.batch_size, max(map(len, run.rows.rows)))
-    each = run.layout.size * max(1, method.num_particles_on(run.problem)) * rows
-    least = WORK if run.device.type == "cpu" else WORK_ON_DEVICE
-    return min(run.size, max(2, math.ceil(least / max(1, each))))
+    each = problem.layout.size * max(1, method.num_particles_on(problem))
+    least = WORK if device.type == "cpu" else WORK_ON_DEVICE
+    return min(members, max(2, math.ceil(least / max(1, each * min(settings.batch_size, rows)))))
 
 
 def cut(members: int, size: int) -> list[slice]:

@@ -172,11 +172,11 @@ def test_callbacks_see_the_members_of_a_block() -> None:
     runs = doxa.Runs(seeds=[0, 1])
     everybody = [(run, member) for run in range(2) for member in range(3)]
     for engine in ("stack:eager", "loop"):
-        found = fitted(callbacks=[look], runs=runs, members=3, engine=engine)
+        found = fitted(callbacks=[look], runs=runs, members=3, engine=engine, validation=None)
         assert found[0].diagnostics["blocks"]["count"] == 1
         assert all(who == (0, 1, everybody) for who in seen) and seen
         seen.clear()
-    found = fitted(callbacks=[look], runs=runs, members=3, block_size=2)
+    found = fitted(callbacks=[look], runs=runs, members=3, block_size=2, validation=None)
     assert found[0].diagnostics["blocks"]["count"] == 3
     assert {(block, count, tuple(who)) for block, count, who in seen} == {
         (i, 3, tuple(everybody[2 * i : 2 * i + 2])) for i in range(3)

@@ -447,7 +447,7 @@ def test_kills_cost_nothing_but_time(tmp_path: Path, kills: int) -> None:
         log.info("kill %d: %d results, checkpoints %s", kill, len(done), begun)
         interrupted += alive and bool(begun)
     assert interrupted >= 2 * kills / 5
-    finished(started(tmp_path, "killed", 0, STEPS="8000"), tmp_path, 120)
+    finished(started(tmp_path, "killed", 0, STEPS="8000"), tmp_path, 600)
     found = json.loads((tmp_path / "done.json").read_text())
     plain = fitted("ensemble", runs=None, steps=8000, validation=None, engine="stack:eager")
     assert found["hash"] == facts(plain)["hash"]

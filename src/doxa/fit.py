@@ -558,8 +558,9 @@ def fit(
         ":eager", ":traced", ":compiled" or ":graph".
     callbacks : sequence of callable, default ()
         Functions `f(step, info)`, called about 100 times per stage at most. `info` is a dictionary
-        of lists with one number per member, such as the loss. A function that returns True stops
-        the run.
+        of lists with one number per member, such as the loss; `info.members` has the run and the
+        id of each. A function that returns True stops the run. With `block_size`, `f` sees one
+        block of members at a time, and stops this block (docs/many_processes.md).
 
     Returns
     -------

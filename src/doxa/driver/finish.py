@@ -75,6 +75,7 @@ def _run_fit(
         posteriors = posteriors_of(run, method, result, specs, began, parts)
     for posterior in posteriors:
         posterior.record.diagnostics |= trained.facts
+    blocks.compare_results(posteriors)
     return posteriors, result
 
 

@@ -13,7 +13,7 @@ import copy
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -174,11 +174,18 @@ class AlternativeFits(TypedDict):
     validation_of_defaults: float  # the held-out score of the defaults
 
 
-# After a fit by several processes: the context in which one of them writes a path, and the others
-# wait for it (True in that one).
+# From a call of several processes on: the context in which one of them writes a path, and the
+# others wait for it (True in that one).
 writing: ContextVar[Callable[[str], AbstractContextManager[bool]] | None] = ContextVar(
     "doxa_writing", default=None
 )
+
+
+def written_once(path: str | Path) -> AbstractContextManager[bool]:
+    """A context for writing a path: True in the process that writes, of several, or in the only
+    one. The others wait until it has."""
+    one_writes = writing.get()
+    return nullcontext(True) if one_writes is None else one_writes(str(path))
 
 
 class Processes(TypedDict):
@@ -795,11 +802,7 @@ class Posterior(describe.Described, ABC):
         -----
         After a fit by several processes, process 0 writes, and the others wait until it has.
         """
-        one_writes = writing.get()
-        if one_writes is None:
-            self._write(path, frozen, overwrite)
-            return
-        with one_writes(str(path)) as first:
+        with written_once(path) as first:
             if first:
                 self._write(path, frozen, overwrite)
 

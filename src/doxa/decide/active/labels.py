@@ -23,6 +23,7 @@ from doxa import store
 from doxa.errors import DataError, MethodError, StoreError
 from doxa.evaluate.table import smaller_is_better
 from doxa.likelihoods import Categorical, Gaussian, Heads, Likelihood
+from doxa.posterior.base import written_once
 
 STATE = "state"  # the artefact in the folder of a session
 
@@ -188,9 +189,12 @@ class LabelState:
 
 
 def save(folder: Path, books: Sequence[LabelState], facts: Mapping[str, Any]) -> None:
-    """Save atomically: if the process is killed, the folder holds the old or the new state."""
+    """Save atomically: if the process is killed, the folder holds the old or the new state. Of
+    several processes, one writes."""
     pages = [asdict(book) | {"answers": list(book.answers.items())} for book in books]
-    store.write_artefact(folder / STATE, {}, {"books": pages, "facts": dict(facts)})
+    with written_once(folder / STATE) as first:
+        if first:
+            store.write_artefact(folder / STATE, {}, {"books": pages, "facts": dict(facts)})
 
 
 def load(folder: Path) -> tuple[list[LabelState], dict[str, Any]] | None:

@@ -789,6 +789,8 @@ def fingerprint(run: Run, method: Method, specs: Sequence[RunSpec]) -> str:
         facts["stream"] = data.stream.stream.identity
     if run.settings.microbatch is not None:
         facts["microbatch"] = run.settings.microbatch
+    if run.row_blocks > 1:
+        facts["row_blocks"] = run.row_blocks
     digest.update(json.dumps(facts, sort_keys=True).encode())
     leaves = tree_flatten((data.x, data.y))[0]
     leaves += [t for t in (data.weight, run.initial) if t is not None]

@@ -60,7 +60,7 @@ from doxa.engine.engine import default_modes, threads, threads_for
 from doxa.errors import ProcessError, StoreError
 from doxa.linalg.layout import LARGE
 from doxa.method import Method, Run, State
-from doxa.method.row_sums import together
+from doxa.method.row_sums import divided_by, together
 from doxa.store import claims
 from doxa.store.claims import FOLDER
 
@@ -196,13 +196,8 @@ def _dividing_rows(
         if world.rank:
             quiet = replace(run.settings, progress=False, checkpoint_seconds=math.inf)
             run = replace(run, settings=quiet)
-        group = world.dividing_rows()
-        stack.callback(group.close)
-        token = together.set(group)
-        try:
-            yield Work(run, method, [slice(0, run.size)], checkpoints)
-        finally:
-            together.reset(token)
+        stack.enter_context(divided_by(world.dividing_rows()))
+        yield Work(run, method, [slice(0, run.size)], checkpoints)
 
 
 @dataclass

@@ -12,6 +12,7 @@ tree over their numbers. So the bits of a sum do not depend on the number of pro
     added               a step that adds such sums to entries of a state
     Together            the processes that divide the blocks, and how they exchange sums
     together            those of the current fit; None for one process
+    divided_by          a context that sets them
 
 **Order.** A process has consecutive blocks. It adds those whose sum is a node of the tree, and
 sends these nodes only: with 16 blocks, two processes send one vector each, and three send at most
@@ -28,7 +29,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from datetime import timedelta
@@ -272,6 +274,18 @@ class Together:
 _HEAD = 24  # bytes: the number of the sum, and of nodes and bytes that each process sends
 
 together: ContextVar[Together | None] = ContextVar("doxa_rows_together", default=None)
+
+
+@contextmanager
+def divided_by(group: Together | None) -> Iterator[None]:
+    """A context in which these processes divide the blocks of sums; None: this one has all."""
+    token = together.set(group)
+    try:
+        yield
+    finally:
+        together.reset(token)
+        if group is not None:
+            group.close()
 
 
 def _as_bytes(value: Tensor) -> Tensor:

@@ -232,7 +232,7 @@ class Run:
         if self.row_blocks == 1 or not self.settings.divides_rows:
             return self.settings.batch_size
         first = self.rows.take(self.rows.rows[0][:1], torch.tensor(0))
-        each = sum(leaf.nbytes for leaf in tree_flatten(first)[0])
+        each: int = sum(leaf.nbytes for leaf in tree_flatten(first)[0])
         return max(self.settings.batch_size, PASS_BYTES // max(1, each))
 
     @property

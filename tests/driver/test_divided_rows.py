@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,15 @@ from divided_rows import CASES, facts, fitted, rows
 from launched import finished, started
 from rank_threads import Ranks, ranks_of
 from torch import nn
+from torch.distributed import HashStore
 
 import doxa
 from doxa import store
 from doxa.driver import processes
 from doxa.errors import MethodError, ProcessError
+from doxa.linalg.layout import LARGE
 from doxa.method import Run
-from doxa.method.row_sums import LEAST_ROWS, MOST, number_of_blocks
+from doxa.method.row_sums import LEAST_ROWS, MOST, Together, nodes_of, number_of_blocks
 
 log = logging.getLogger(__name__)
 SCRIPT = Path(__file__).resolve().parents[1] / "support" / "divided_rows.py"
@@ -36,7 +39,7 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Ranks:
     return ranks_of(monkeypatch)
 
 
-@pytest.mark.parametrize("case", ["hmc", "map"])
+@pytest.mark.parametrize("case", ["hmc", "map", "large"])
 def test_processes_that_divide_rows_have_the_bits_of_one(ranks: Ranks, case: str) -> None:
     alone = facts(fitted(case))
     found = ranks(lambda rank: facts(fitted(case)), size=3)
@@ -77,18 +80,30 @@ def test_blocks_have_the_density_of_all_rows(method: Any, weighted: bool) -> Non
 @pytest.mark.parametrize("structure", ["full", "kronecker", "diagonal", "block-diagonal"])
 @pytest.mark.parametrize("curvature", ["ggn", "sampled"])
 def test_blocks_have_the_curvature_of_all_rows(structure: str, curvature: str) -> None:
-    """In float64, to rounding. The draws of sampled curvature are those of the numbers of rows."""
-    x, y = (t.double() for t in rows(count=83))
-    net = doxa.nets.mlp(2, 1, (8,)).double()
+    """In float64, to rounding, for classes. The draws of sampled curvature are those of the numbers
+    of rows."""
+    x, y = rows()
+    x, labels = x.double(), (y > 0).long() + (y > 0.7).long()
+    net = doxa.nets.mlp(2, 3, (8,)).double()
     method = doxa.Laplace(structure=structure, curvature=curvature, train=False)
     one, several = (
-        doxa.fit(net, (x, y), method, microbatches=blocks, batch_size=50, init="given",
-                 validation=None, progress=False)
+        doxa.fit(net, (x, labels), method, microbatches=blocks, batch_size=50, init="given",
+                 likelihood="categorical", validation=None, progress=False)
         for blocks in (1, 7)
     )  # fmt: skip
-    a, b = one.predict(x[:9]), several.predict(x[:9])
-    assert torch.allclose(a.variance, b.variance, rtol=1e-8)
+    a, b = (p.covariance.diagonal() for p in (one, several))
+    assert torch.allclose(a, b, rtol=1e-8)
     assert one.log_evidence == pytest.approx(several.log_evidence, rel=1e-9)
+
+
+def test_blocks_have_the_gradient_of_a_large_network() -> None:
+    """Whose gradient is taken by tensors: SGD without momentum, in float64."""
+    one, several = (
+        fitted("large", microbatches=blocks, optimizer="sgd", dtype=torch.float64)
+        for blocks in (1, 7)
+    )
+    assert one.point().numel() >= LARGE
+    assert torch.allclose(one.point(), several.point(), rtol=1e-8, atol=1e-12)
 
 
 @store.register("failing in a sum, of tests/driver/test_divided_rows.py")
@@ -123,6 +138,39 @@ def test_an_error_in_a_sum_reaches_every_process(ranks: Ranks) -> None:
     for other in (found[0], found[2]):
         assert isinstance(other, ProcessError), other
         assert "process 1 of 3 failed" in str(other) and "the fuse has blown" in str(other)
+
+
+def test_a_process_that_waits_sees_that_another_has_failed() -> None:
+    """It does not wait until the time is over."""
+
+    def failed() -> None:
+        raise ProcessError("process 1 has failed")
+
+    kept, groups = HashStore(), dict[int, Together]()
+
+    def join(rank: int) -> None:
+        groups[rank] = Together(rank, 2, kept, failed, timeout=8.0)
+
+    threads = [threading.Thread(target=join, args=(rank,), daemon=True) for rank in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(8.0)
+    try:
+        with pytest.raises(ProcessError, match="process 1 has failed"):
+            groups[0].summed(2, lambda block: {"value": torch.ones(3)})
+    finally:
+        for group in groups.values():
+            group.close()
+
+
+@pytest.mark.parametrize("count", range(1, 20))
+def test_the_nodes_of_processes_are_all_blocks_once(count: int) -> None:
+    for size in range(1, 8):
+        ends = [count * rank // size for rank in range(size + 1)]
+        nodes = [node for r in range(size) for node in nodes_of(ends[r], ends[r + 1], count)]
+        covered = [b for first, width in nodes for b in range(first, min(first + width, count))]
+        assert covered == list(range(count))
 
 
 def test_a_process_that_stops_answering_is_an_error(

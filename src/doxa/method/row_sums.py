@@ -27,7 +27,7 @@ failures of the others, and stops waiting after the time limit.
 
 from __future__ import annotations
 
-import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -181,14 +181,14 @@ class Together:
 
         self.rank, self.size, self.check, self.timeout = rank, size, check, timeout
         self.sums = self.blocks = 0  # that were computed: in all, and by this process
+        self._waits = False  # for an operation
         self._group: Any = ProcessGroupGloo(store, rank, size, timedelta(seconds=timeout))
 
     def close(self) -> None:
         """Leave the others. What they still wait for from this process fails."""
-        if self._group is not None:
-            with contextlib.suppress(RuntimeError):
-                self._group.abort()
-        self._group = None
+        held, self._group = [self._group], None
+        if self._waits:  # its end waits for the operation, up to the time limit
+            threading.Thread(target=held.clear, daemon=True).start()
 
     def summed(self, count: int, block: Callable[[int], Sums]) -> Sums:
         """The sum of `count` blocks, of which this process computes its part."""
@@ -243,10 +243,11 @@ class Together:
         ]
 
     def _wait(self, work: Any) -> None:
-        began = time.monotonic()
+        began, self._waits = time.monotonic(), True
         while True:
             try:
                 work.wait(timedelta(seconds=_POLL))
+                self._waits = False
                 return
             except RuntimeError as error:
                 waited = time.monotonic() - began

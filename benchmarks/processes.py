@@ -65,6 +65,7 @@ def one_process(out: str, steps: int, block_size: int) -> None:
 def of_rows(out: str, case: str, blocks: int | None) -> None:
     """A fit whose processes divide rows, by the rule or in a number of blocks."""
     method, hidden, members = ROWS[case]
+    torch.manual_seed(0)  # the same network in all processes
     posterior = doxa.fit(
         doxa.nets.mlp(8, 1, hidden), rows(100_000), method, members=members, validation=None,
         init="given", progress=False, engine="stack:eager", microbatches=blocks,

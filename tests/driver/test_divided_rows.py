@@ -208,6 +208,7 @@ def test_small_data_are_one_block() -> None:
     cpu = torch.device("cpu")
     assert number_of_blocks(2 * LEAST_ROWS - 1, 10**9, cpu) == 1
     assert number_of_blocks(10**5, 10, cpu) == 1
+    assert number_of_blocks(10**5, 900, cpu) == 1
     assert number_of_blocks(10**5, 2000, cpu) == MOST
     assert number_of_blocks(3 * LEAST_ROWS, 10**6, cpu) == 3
 

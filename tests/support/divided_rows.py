@@ -36,11 +36,11 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "variational": ("mean-field", {**_FIVE, "steps": 6}),
     "large": ("map", {**_FIVE, "steps": 2, "hidden": (1024, 1024), "members": 1}),
     "hmc by rule": (
-        doxa.HMC(draws=2, burn_in=0, leapfrog=2), {**_RULE, "hidden": (32, 32), "members": 4},
+        doxa.HMC(draws=2, burn_in=0, leapfrog=2), {**_RULE, "hidden": (64, 64), "members": 4},
     ),
-    "linear by rule": (doxa.BayesianLinear(features="rbf"), {**_RULE, "members": 1}),
+    "linear by rule": (doxa.BayesianLinear(features="rbf", count=120), {**_RULE, "members": 1}),
     "sparse process by rule": (
-        doxa.SparseGP(inducing=60), {**_RULE, "steps": 3, "members": 1},
+        doxa.SparseGP(inducing=112), {**_RULE, "steps": 3, "members": 1},
     ),
 }  # fmt: skip
 

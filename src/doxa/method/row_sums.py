@@ -51,10 +51,11 @@ Node = tuple[int, int]  # the first block, and the number of blocks if there wer
 
 MOST = 16  # blocks, by the rule: as many processes can have a part
 LEAST_ROWS = 2048  # in a block, by the rule
-# Weights × rows × members of a block, by the rule: from here on, the overhead of a block is less
-# than a tenth of its gradient. Measured on a CPU by benchmarks/processes.py; on other devices,
-# where a captured step has no overhead, an estimate.
-WORK, WORK_ON_DEVICE = 1e7, 1e11
+# Weights × rows × members of all blocks, by the rule. Below it, a compiled step over all rows is
+# faster than its blocks, which are not compiled (8-50-1, 20,000 rows, four chains, one thread: 10 ms
+# of processor time against 16). Measured on a CPU; on other devices, where a captured step has no
+# overhead, an estimate.
+WORK, WORK_ON_DEVICE = 1e8, 1e12
 
 _POLL = 0.2  # seconds of waiting between looks for failures
 _LAST = 5.0  # seconds in which a process that lost the others looks for the reason
@@ -63,8 +64,8 @@ _LAST = 5.0  # seconds in which a process that lost the others looks for the rea
 def number_of_blocks(rows: int, each: int, device: torch.device) -> int:
     """The number of blocks of so many rows, where a row is multiplied with `each` weights of all
     members. Small data are one block."""
-    work = WORK if device.type == "cpu" else WORK_ON_DEVICE
-    return max(1, min(MOST, rows // LEAST_ROWS, int(rows * each / work)))
+    least = WORK if device.type == "cpu" else WORK_ON_DEVICE
+    return 1 if rows * each < least else max(1, min(MOST, rows // LEAST_ROWS))
 
 
 def summed(run: Run, batch: Batch, part: Part) -> Sums:

@@ -1,6 +1,7 @@
 """What several processes gain: the blocks of a fit on two processes, on one, and as one stack.
 
-    python -m benchmarks.processes [--pairs 3] [--steps 1500] [--processes 2] [--rule | --model]
+    python -m benchmarks.processes [--pairs 3] [--steps 1500] [--processes 2]
+        [--rule | --model | --rows]
 
 A deep ensemble of four networks 8-256-256-1 is fitted to 4,000 rows, in blocks of one member. Each
 pair has three fits, one after the other: by one process, by several (`torchrun`), and as one stack
@@ -25,7 +26,11 @@ model is compared with a measured fit by two processes. What it says of more pro
 measured is an extrapolation: it knows of no slow network, no shared disk that many write to, and
 no process that is slower than the others. Results: `benchmarks/results/processes.json`.
 
-Nothing depends on these numbers but the constant `WORK`, which was chosen by them.
+`--rows` measures sums over rows (`method/row_sums.py`): HMC with four chains of a network 8-50-1 on
+10⁵ rows, and the curvature of a trained network 8-64-64-1 on as many, which are 16 blocks each. The
+pairs are the same; the third fit is that of one process with all rows in one block.
+
+Nothing depends on these numbers but the constants `WORK`, which were chosen by them.
 """
 
 from __future__ import annotations
@@ -77,15 +82,58 @@ def one_process(out: str, steps: int, block_size: int) -> None:
     Path(out, f"{os.environ.get('RANK', '0')}.json").write_text(json.dumps({**facts, "by": by}))
 
 
+def of_rows(out: str, case: str, blocks: int | None) -> None:
+    """A fit whose processes divide rows, by the rule or in a number of blocks."""
+    method, hidden, members = ROWS[case]
+    torch.manual_seed(0)  # the same network in all processes
+    posterior = doxa.fit(
+        doxa.nets.mlp(8, 1, hidden), rows(100_000), method, members=members, validation=None,
+        init="given", progress=False, engine="stack:eager", microbatches=blocks,
+    )  # fmt: skip
+    found = posterior.diagnostics
+    by = (found.processes or {}).get("row_blocks_by")
+    facts = {"seconds": found["seconds"], "by": by, "blocks": found.row_blocks}
+    Path(out, f"{os.environ.get('RANK', '0')}.json").write_text(json.dumps(facts))
+
+
+ROWS: dict[str, tuple[Any, tuple[int, ...], int]] = {
+    "hmc": (doxa.HMC(draws=4, burn_in=0, leapfrog=10), (50,), 4),
+    "laplace": (doxa.Laplace(structure="kronecker", train=False), (64, 64), 1),
+}
+
+
+def efficiency_of_rows(pairs: int, processes: int) -> None:
+    for case in ROWS:
+        ratios, wholes = [], []
+        for _ in range(pairs):
+            load = os.getloadavg()[0]
+            alone, _ = launched(1, ["--case", case])
+            several, by = launched(processes, ["--case", case])
+            whole, _ = launched(1, ["--case", case, "--row-blocks", "1"])
+            ratios.append(alone / (processes * several))
+            wholes.append(whole / alone)
+            print(
+                f"{case}: {alone:.1f} s by one process, {several:.1f} s by {processes}, whose "
+                f"blocks are {by}; {whole:.1f} s with all rows in one block; efficiency "
+                f"{ratios[-1]:.2f}; load before {load:.1f}", flush=True,
+            )  # fmt: skip
+        print(f"{case}: efficiency {statistics.median(ratios):.2f} (median of {pairs}); one block "
+              f"takes {statistics.median(wholes):.2f} times the blocks", flush=True)  # fmt: skip
+
+
 def started(processes: int, steps: int, block_size: int) -> tuple[float, Any]:
+    """As `launched`, of an ensemble in blocks of members."""
+    return launched(processes, ["--steps", str(steps), "--block-size", str(block_size)])
+
+
+def launched(processes: int, words: list[str]) -> tuple[float, Any]:
     """The longest time of all processes, and the process of each block."""
     with tempfile.TemporaryDirectory() as out:
         command = [sys.executable]
         if processes > 1:
             command += ["-m", "torch.distributed.run", "--standalone",
                         "--nproc-per-node", str(processes)]  # fmt: skip
-        command += ["-m", "benchmarks.processes", "--one", out, "--steps", str(steps),
-                    "--block-size", str(block_size)]  # fmt: skip
+        command += ["-m", "benchmarks.processes", "--one", out, *words]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         subprocess.run(command, check=True, env=environment, timeout=600, capture_output=True)
         found = [json.loads(path.read_text()) for path in sorted(Path(out).glob("*.json"))]
@@ -244,10 +292,17 @@ def main() -> None:
     parser.add_argument("--block-size", type=int, default=1)
     parser.add_argument("--rule", action="store_true", help="what the cut of a stack costs")
     parser.add_argument("--model", action="store_true", help="for 64 and 512 processes, on paper")
-    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--rows", action="store_true", help="sums over rows")
+    parser.add_argument("--row-blocks", type=int, help=argparse.SUPPRESS)
+    for name in ("--case", "--one"):
+        parser.add_argument(name, help=argparse.SUPPRESS)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    if given.one:
+    if given.case:
+        of_rows(given.one, given.case, given.row_blocks)
+    elif given.rows:
+        efficiency_of_rows(given.pairs, given.processes)
+    elif given.one:
         one_process(given.one, given.steps, given.block_size)
     elif given.model:
         model(given.steps)

@@ -163,6 +163,8 @@ def test_members_in_turn_are_planned_as_one_and_what_is_kept_of_the_others() -> 
     few = doxa.plan(network(), pictures(30), "deep-ensemble", **options)
     held = doxa.plan(network(), pictures(30), "deep-ensemble", block_size=10, **options)
     assert few.bytes == held.bytes, "parts of 3 rows are pooled"
+
+
 @pytest.mark.parametrize(
     "method, options, expected",
     [

@@ -213,8 +213,8 @@ def test_methods_say_what_they_share() -> None:
     for row in ROWS:
         cls = doxa.get_method(row.name)
         assert cls.shares == row.shares, row.name
-        assert row.shares in ("members", "none")
-        assert cls.needs_network or row.shares == "none", row.name
+        assert row.shares in ("members", "rows", "both", "none")
+        assert cls.needs_network or row.shares in ("none", "rows"), row.name
     assert "processes share" in repr(doxa.methods())
 
 

@@ -13,8 +13,6 @@ import logging
 import os
 import random
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -27,6 +25,8 @@ from typing import Any
 
 import pytest
 import torch
+from launched import finished, stop
+from launched import started as started_script
 from rank_threads import Ranks, ranks_of
 from several_processes import CASES, divided, facts, fitted
 
@@ -38,6 +38,7 @@ from doxa.method import Stage
 
 log = logging.getLogger(__name__)
 SCRIPT = Path(__file__).resolve().parents[1] / "support" / "several_processes.py"
+started = partial(started_script, SCRIPT)
 
 
 # -- threads in place of processes
@@ -333,36 +334,6 @@ def test_calls_may_be_of_each_process_alone(ranks: Ranks, monkeypatch: pytest.Mo
 
 
 # -- processes
-
-
-def started(out: Path, cases: str, count: int, **more: str) -> subprocess.Popen[bytes]:
-    """`torchrun` with this number of processes, or one process without it; a group of its own."""
-    command = [sys.executable, str(SCRIPT), str(out), cases]
-    if count:
-        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
-        command[1:1] = launch
-    environment = {
-        **os.environ, "OMP_NUM_THREADS": "1", "DOXA_PROCESS_TIMEOUT": "50", **more,
-    }  # fmt: skip
-    log = (out / f"log{time.monotonic_ns()}.txt").open("wb")
-    return subprocess.Popen(
-        command, env=environment, stdout=log, stderr=log, start_new_session=True
-    )
-
-
-def finished(process: subprocess.Popen[bytes], out: Path, seconds: float = 60) -> None:
-    try:
-        code = process.wait(seconds)
-    finally:
-        stop(process)
-    logs = "\n".join(path.read_text(errors="replace") for path in sorted(out.glob("log*.txt")))
-    assert code == 0, logs[-4000:]
-
-
-def stop(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 @pytest.mark.slow

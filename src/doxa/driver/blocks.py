@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import logging
 import math
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -58,9 +59,10 @@ from doxa.driver.loop import (
 from doxa.driver.setup import divisible
 from doxa.driver.watch import Watch
 from doxa.engine.engine import default_modes, threads, threads_for
-from doxa.errors import MethodError, StoreError
+from doxa.errors import MethodError, ProcessError, StoreError
 from doxa.linalg.layout import LARGE
 from doxa.method import FitSettings, Method, Run, State
+from doxa.method.row_sums import divided_by, together
 from doxa.model.model import Problem
 from doxa.posterior import Posterior
 from doxa.store import claims
@@ -145,7 +147,12 @@ def opened(
     (`divided`)."""
     size, world = block_size(run, method), others.get()
     if world is not None:
-        checkpoint = _compared(run, method, checkpoint, digest, size, world)
+        _compare(run, method, checkpoint, digest, size, world)
+        if size >= run.size and run.row_blocks > 1 and not divided:
+            with _dividing_rows(run, method, checkpoint, digest, world) as work:
+                yield work
+            return
+        checkpoint = world.folder(checkpoint)
     if checkpoint is None:
         yield Work(run, method, cut(run.size, size))
         return
@@ -171,17 +178,48 @@ def opened(
         yield Work(run, method, blocks, FitCheckpoints(checkpoints, digest, found), places)
 
 
-def _compared(
+def _compare(
     run: Run, method: Method, checkpoint: str | Path | None, digest: str, size: int, world: Any
-) -> Path:
-    """The folder of the blocks, after all processes have the same data, network and settings."""
+) -> None:
+    """Check that all processes have the same data, network and settings."""
     from doxa.driver import processes
 
     more = {"checkpoint": checkpoint, "engine": repr(run.engine), "torch": torch.__version__,
             "block_size": size, "threads": threads()}  # fmt: skip
     world.compare(processes.digests(run, method, digest, more))
-    found: Path = world.folder(checkpoint)
-    return found
+
+
+@contextmanager
+def _dividing_rows(
+    run: Run, method: Method, checkpoint: str | Path | None, digest: str, world: Any
+) -> Iterator[Work]:
+    """The one block of a fit that all processes train in step, dividing sums over rows
+    (`method/row_sums.py`). The folder of checkpoints is that of process 0. The others begin from
+    copies of the newest one, and write no checkpoints that anybody needs."""
+    with ExitStack() as stack:
+        found = checkpoints = None
+        if checkpoint is not None:
+            folder = Path(checkpoint)
+            if world.rank == 0:
+                stack.enter_context(store.exclusive(folder))
+            world.exchange("locked", "")
+            if world.rank:
+                aside = tempfile.TemporaryDirectory(prefix="doxa-", ignore_cleanup_errors=True)
+                folder = store.copy_newest(folder, Path(stack.enter_context(aside)))
+            found = own_checkpoint(store.Checkpoints(folder), digest)
+            if len(set(world.exchange("found", None if found is None else found.step))) > 1:
+                raise ProcessError(
+                    f"not every process sees the checkpoints in {checkpoint}: pass checkpoint= "
+                    "with a folder that all of them see"
+                )
+            checkpoints = FitCheckpoints(store.Checkpoints(folder), digest, found)
+        if found is not None:
+            run = replace(run, engine=saved_engine(run.engine, found, checkpoint))
+        if world.rank:
+            quiet = replace(run.settings, progress=False, checkpoint_seconds=math.inf)
+            run = replace(run, settings=quiet)
+        stack.enter_context(divided_by(world.dividing_rows()))
+        yield Work(run, method, [slice(0, run.size)], checkpoints)
 
 
 def compare_results(posteriors: Sequence[Posterior]) -> None:
@@ -228,10 +266,18 @@ class Work:
         facts: dict[str, Any] = {
             "blocks": {"count": len(self.blocks), "members": size}, "threads": threads(),
         }  # fmt: skip
+        if self.run.row_blocks > 1:
+            facts["row_blocks"] = {"count": self.run.row_blocks}
         if self.places is not None:
             return self._divided(facts, follow)
         if len(self.blocks) == 1:
             driver = self._drive(self.run, self.checkpoints, bars.shown, Part(), follow)
+            world, group = others.get(), together.get()
+            if world is not None and group is not None:
+                done = world.exchange("blocks of rows", group.blocks)
+                facts["processes"] = {
+                    "count": world.size, "blocks_by": [], "row_blocks_by": done,
+                }  # fmt: skip
             return Trained(driver.at, driver.product, facts)
         joined, product = Joined(self.run.size, self.run.settings.draws_budget), 0.0
         with Bar(len(self.blocks)) as bar:

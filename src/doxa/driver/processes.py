@@ -4,8 +4,8 @@
 
 Each process runs the same script, and each call of `doxa.fit` is made by all of them. They divide
 the blocks of the fit (`blocks.py`, `store/claims.py`) through a folder, and every process returns
-the same posterior. They talk through the key-value store of `torch.distributed` only: nothing is
-summed between processes, and no process group is needed or made.
+the same posterior. They talk through the key-value store of `torch.distributed`, and make a process
+group only where they divide sums over rows (`method/row_sums.py`).
 
     launched        the number of this process and of all; None for one process
     opened          a context: a call of all processes
@@ -51,6 +51,7 @@ from doxa import errors
 from doxa.driver.blocks import others
 from doxa.errors import DoxaError, MemoryBudgetError, ProcessError
 from doxa.method import Method, Run
+from doxa.method.row_sums import Together
 from doxa.posterior import Posterior
 from doxa.posterior.base import writing
 from doxa.store.artefact import readable_errors
@@ -358,6 +359,15 @@ class World:
             made = "" if self._made is None else self._made.name
             self._temporary = str(self.exchange("folder", made)[0])
         return Path(self._temporary) / str(next(self._folders))
+
+    def dividing_rows(self) -> Together:
+        """These processes, as a group that computes sums over rows."""
+        from torch import distributed
+
+        name = f"{self.call}/rows/{next(self._exchanges)}"
+        return Together(
+            self.rank, self.size, distributed.PrefixStore(name, self._store), self.check, TIMEOUT
+        )
 
     @contextmanager
     def writing(self, what: str) -> Iterator[bool]:

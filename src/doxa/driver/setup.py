@@ -717,7 +717,8 @@ def divisible(problem: Problem, method: Method, settings: FitSettings) -> bool:
         settings.block_size is None or isinstance(callback, Snapshots)
         for callback in settings.callbacks
     )
-    return shared and problem.model is not None and not watched
+    alone = settings.microbatches is None
+    return shared and alone and problem.model is not None and not watched
 
 
 def expects_turns(problem: Problem, method: Method, data: Data, settings: FitSettings) -> bool:
@@ -815,6 +816,8 @@ def fingerprint(run: Run, method: Method, specs: Sequence[RunSpec]) -> str:
         facts["stream"] = data.stream.stream.identity
     if run.settings.microbatch is not None:
         facts["microbatch"] = run.settings.microbatch
+    if run.row_blocks > 1:
+        facts["row_blocks"] = run.row_blocks
     digest.update(json.dumps(facts, sort_keys=True).encode())
     leaves = tree_flatten((data.x, data.y))[0]
     leaves += [t for t in (data.weight, run.initial) if t is not None]

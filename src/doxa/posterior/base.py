@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Required, Self, TypedDict
+from typing import TYPE_CHECKING, Any, ClassVar, NotRequired, Required, Self, TypedDict
 
 import torch
 from torch import Tensor
@@ -192,7 +192,8 @@ class Processes(TypedDict):
     """The processes of a fit."""
 
     count: int
-    blocks_by: list[int]  # the process that trained each block
+    blocks_by: list[int]  # the process that trained each block; empty if they divided rows
+    row_blocks_by: NotRequired[list[int]]  # blocks of rows that each process has computed
 
 
 class Diagnostics(dict[str, Any]):
@@ -292,6 +293,11 @@ class Diagnostics(dict[str, Any]):
         return self.get("blocks")
 
     @property
+    def row_blocks(self) -> dict[str, int] | None:
+        """How the rows of a step or pass were divided: the count of blocks. None for one block."""
+        return self.get("row_blocks")
+
+    @property
     def threads(self) -> int | None:
         """The number of threads of a process, for products that are large enough."""
         return self.get("threads")
@@ -299,7 +305,7 @@ class Diagnostics(dict[str, Any]):
     @property
     def processes(self) -> Processes | None:
         """The processes of a fit by several: their count, and the one that trained each block,
-        blocks_by."""
+        blocks_by; or how many blocks of rows each has computed, row_blocks_by."""
         return self.get("processes")
 
     @property

@@ -9,7 +9,7 @@ unpickled, and a file can refer only to classes that are registered in code.
 """
 
 from doxa.store.artefact import decoding, is_artefact, read_artefact, write_artefact, write_text
-from doxa.store.checkpoints import Checkpoint, Checkpoints
+from doxa.store.checkpoints import Checkpoint, Checkpoints, copy_newest
 from doxa.store.claims import join
 from doxa.store.codec import decode, encode, register, register_lazily
 from doxa.store.draws import DrawsFile
@@ -20,6 +20,7 @@ __all__ = [
     "Checkpoint",
     "Checkpoints",
     "DrawsFile",
+    "copy_newest",
     "decode",
     "decoding",
     "encode",

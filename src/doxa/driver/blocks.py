@@ -79,7 +79,7 @@ WORK, WORK_ON_DEVICE = 2e8, 1e10
 
 def block_size(run: Run, method: Method) -> int:
     """The largest number of members of a block, by the rule above, or as the user has set it."""
-    rows = max(map(len, run.rows.rows))
+    rows = 0 if run.problem.model is None else max(map(len, run.rows.rows))
     pooled = run.pooled_rows is not None
     return size_by_rule(
         method, run.problem, run.settings, run.size, run.engine.kind, rows, run.device, pooled

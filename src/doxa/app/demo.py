@@ -24,10 +24,10 @@ import doxa
 from doxa import nets
 from doxa.app import figures
 from doxa.app.predictions import array, flat
-from doxa.app.processes import side_by_side
 from doxa.app.tables import Array
 from doxa.data import simulated
 from doxa.errors import MethodError
+from doxa.processes import side_by_side
 
 
 @dataclass(frozen=True)

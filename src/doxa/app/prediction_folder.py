@@ -33,7 +33,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from doxa.app.predictions import predict_table
-from doxa.app.processes import side_by_side
 from doxa.app.reading import Dialect
 from doxa.app.row_blocks import Input, ParquetInput, Part, changed, import_pyarrow, opened, stamp_of
 from doxa.app.schema import Schema
@@ -46,6 +45,7 @@ from doxa.errors import (
     StoreError,
     did_you_mean,
 )
+from doxa.processes import side_by_side
 from doxa.store.artefact import CHECKSUMS, make_directory, readable_errors, sync, write_text
 from doxa.store.lock import exclusive
 

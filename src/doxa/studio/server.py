@@ -20,14 +20,14 @@ import asyncio
 import contextlib
 import json
 import logging
-import socket
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from doxa.errors import DataError, MissingExtra
+from doxa import http
+from doxa.errors import DataError
 from doxa.studio.doors import EXCHANGE, Doors
 from doxa.studio.workers import ROOMS, Job, Pool
 
@@ -159,13 +159,9 @@ class Studio:
 
     def app(self) -> Any:
         """The application, as ASGI."""
-        try:
-            from starlette.applications import Starlette
-            from starlette.routing import Route, WebSocketRoute
-        except ImportError as error:
-            raise MissingExtra(
-                "doxa studio needs starlette, uvicorn and websockets: pip install 'doxa[studio]'"
-            ) from error
+        http.import_server("studio")
+        from starlette.applications import Starlette
+        from starlette.routing import Route, WebSocketRoute
 
         @contextlib.asynccontextmanager
         async def lifespan(app: Any) -> AsyncIterator[None]:
@@ -260,33 +256,17 @@ def serve(port: int = 0, hosts: Sequence[str] = (), announce: Any = None) -> Non
     """
     for name in hosts:
         _check_host(name)
-    try:
-        import uvicorn
-    except ImportError as error:
-        raise MissingExtra(
-            "doxa studio needs starlette, uvicorn and websockets: pip install 'doxa[studio]'"
-        ) from error
-    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listening.bind((HOST, port))
-    except OSError as error:
-        listening.close()
-        raise DataError(f"port {port} of this machine is taken: choose another --port") from error
+    http.import_server("studio")
+    listening = http.listen(HOST, port)
     port = listening.getsockname()[1]
     doors, _ = build(port, hosts)
-    config = uvicorn.Config(
-        doors, access_log=False, log_level="warning", server_header=False, lifespan="on",
-        ws="websockets-sansio", ws_max_size=LARGEST_MESSAGE, ws_ping_interval=60.0,
-        timeout_graceful_shutdown=1, timeout_keep_alive=5, limit_concurrency=8 * MOST_PAGES,
-        loop="asyncio", http="h11", proxy_headers=False,
-    )  # fmt: skip
-    server = uvicorn.Server(config)
-    listening.listen(128)
     if announce is not None:
         announce(f"http://{HOST}:{port}/?token={doors.token}")
-    with contextlib.suppress(KeyboardInterrupt):
-        server.run(sockets=[listening])
+    http.serve(
+        doors, listening, drain=1.0, lifespan="on", ws="websockets-sansio",
+        ws_max_size=LARGEST_MESSAGE, ws_ping_interval=60.0, timeout_keep_alive=5,
+        limit_concurrency=8 * MOST_PAGES,
+    )  # fmt: skip
 
 
 def _check_host(name: str) -> None:

@@ -22,9 +22,7 @@ import json
 import logging
 import math
 import multiprocessing
-import os
 import signal
-import threading
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -32,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from doxa.errors import DoxaError
+from doxa.processes import follow_parent
 
 log = logging.getLogger("doxa")
 
@@ -103,7 +102,7 @@ def finite(content: Any) -> Any:
 def work(pipe: Connection, rooms: dict[str, str], memory: int) -> None:
     """The main function of a process: compute jobs until the server ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which ends this
-    _follow_parent()
+    follow_parent()
     import torch
 
     torch.set_num_threads(1)
@@ -148,18 +147,6 @@ def _no_memory(memory: int) -> str:
         f"this needs more memory than a panel may use ({memory / 2**30:.3g} GiB): use fewer draws, "
         "members or units"
     )
-
-
-def _follow_parent() -> None:
-    """Exit when the parent has ended, for whatever reason."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def follow() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=follow, daemon=True).start()
 
 
 def _limit_memory(memory: int) -> None:

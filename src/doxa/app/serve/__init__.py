@@ -27,7 +27,12 @@ import numpy as np
 
 import doxa
 from doxa.app.calibration import conformal_level
-from doxa.app.http import (
+from doxa.app.predictions import check_context, output_names
+from doxa.app.reading import import_pandas
+from doxa.app.schema import IMPUTE, Schema
+from doxa.app.serve.batching import Batcher, Columns, RequestRows
+from doxa.errors import DataError
+from doxa.http import (
     JSON,
     Guard,
     Headers,
@@ -41,11 +46,6 @@ from doxa.app.http import (
     single,
     slot,
 )
-from doxa.app.predictions import check_context, output_names
-from doxa.app.reading import import_pandas
-from doxa.app.schema import IMPUTE, Schema
-from doxa.app.serve.batching import Batcher, Columns, RequestRows
-from doxa.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,7 +81,7 @@ def application(
     hosts : sequence of str, optional
         The values of the Host header that are answered. Default: any.
     may : callable, optional
-        Access, such as `doxa.app.http.bearer`. Without access, `/health` says only whether the
+        Access, such as `doxa.http.bearer`. Without access, `/health` says only whether the
         server is ready.
     """
     import_server()
@@ -122,7 +122,7 @@ def application(
             arrived = False
             try:
                 async with asyncio.timeout(limits.seconds):
-                    body = await read_body(request, limits)
+                    body = await read_body(headers, request.receive, limits)
                     arrived = True
                     answer = batcher.submit(lambda: reader(body, schema, limits, level), write)
                     content = await asyncio.wrap_future(answer)

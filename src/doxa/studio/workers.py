@@ -99,8 +99,9 @@ def finite(content: Any) -> Any:
     return content
 
 
-def work(pipe: Connection, rooms: dict[str, str], memory: int) -> None:
-    """The main function of a process: compute jobs until the server ends."""
+def work(pipe: Connection, rooms: dict[str, str], memory: int, given: dict[str, Any]) -> None:
+    """The main function of a process: compute jobs until the server ends. `given` has what a room
+    begins with, such as the runs that the command line names."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which ends this
     follow_parent()
     import torch
@@ -108,6 +109,8 @@ def work(pipe: Connection, rooms: dict[str, str], memory: int) -> None:
     torch.set_num_threads(1)
     modules = {name: importlib.import_module(module) for name, module in rooms.items()}
     _limit_memory(memory)
+    for name, content in given.items():
+        modules[name].begin(content)
     facts = {name: module.facts() for name, module in modules.items()}
     _put(pipe, {"job": None, "kind": "ready"}, facts)
     for module in modules.values():
@@ -216,6 +219,8 @@ class Pool:
         The longest job.
     memory : int
         Bytes per process, besides those it has when it starts.
+    given : dict of str to object
+        What rooms begin with, as JSON has it: their function `begin` takes it.
     """
 
     def __init__(
@@ -224,10 +229,11 @@ class Pool:
         rooms: dict[str, str] | None = None,
         seconds: float = SECONDS,
         memory: int = MEMORY,
+        given: dict[str, Any] | None = None,
     ) -> None:
         self.facts: asyncio.Future[bytes] | None = None  # what rooms say about themselves, as JSON
         self._processes, self._rooms = processes, rooms or ROOMS
-        self._seconds, self._memory = seconds, memory
+        self._seconds, self._memory, self._given = seconds, memory, given or {}
         self._workers: list[_Worker] = []
         self._waiting: dict[Hashable, Job] = {}
         self._jobs, self._failed = 0, 0
@@ -289,7 +295,7 @@ class Pool:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         process = context.Process(
-            target=work, args=(theirs, self._rooms, self._memory), daemon=True,
+            target=work, args=(theirs, self._rooms, self._memory, self._given), daemon=True,
             name="doxa studio worker",
         )  # fmt: skip
         process.start()

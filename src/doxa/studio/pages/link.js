@@ -3,7 +3,8 @@
 const PATIENCE = 1500; // milliseconds until a panel stops waiting for an answer to send the next
 
 export class Link {
-  constructor(onFacts, onState) {
+  constructor(onFacts, onState, room = "functions") {
+    this.room = room;
     this.onFacts = onFacts;
     this.onState = onState;
     this.panels = new Map(); // name: {number, first, waiting, receive, timer}
@@ -30,7 +31,7 @@ export class Link {
     at.sent = performance.now();
     clearTimeout(at.timer);
     at.timer = setTimeout(() => this.next(panel, at), PATIENCE);
-    this.put({ type: "ask", room: "functions", task, panel, number: at.number, content });
+    this.put({ type: "ask", room: this.room, task, panel, number: at.number, content });
   }
 
   next(panel, at) {
@@ -51,7 +52,7 @@ export class Link {
   }
 
   receive(message) {
-    if (message.type === "facts") this.onFacts(message.content.functions);
+    if (message.type === "facts") this.onFacts(message.content[this.room]);
     else if (message.type === "refused") this.onState("refused", message.message);
     else if (message.type === "answer") {
       const at = this.panels.get(message.panel);

@@ -4,11 +4,7 @@ the address, other tabs; nothing is fetched from elsewhere, and everything has a
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +17,8 @@ pytest.importorskip("starlette", reason="the extra 'studio' is not installed")
 from browser import Browser, find
 from contrast import CONTRAST
 
+from studio import NAMED, Server, check_quiet, press
+
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(find() is None, reason="no Chromium on this machine"),
@@ -31,39 +29,6 @@ READY = (
     "p => p.element.getAttribute('aria-busy') === 'false')"
 )
 SHOWN = "doxaStudio.panels.map(p => JSON.stringify(p.plane.data))"
-
-
-class Server:
-    """`doxa studio`, as a person starts it."""
-
-    def __init__(self) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "doxa", "studio", "--no-browser"], text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-            env=os.environ | {"COLUMNS": "300"},
-        )  # fmt: skip
-        assert self.process.stdout is not None
-        self.address = self.process.stdout.readline().strip()
-        self.origin = self.address.partition("/?")[0]
-
-    def children(self) -> list[int]:
-        found = []
-        for path in Path("/proc").glob("[0-9]*/stat"):
-            try:
-                fields = path.read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            if int(fields[1]) == self.process.pid:
-                found.append(int(path.parent.name))
-        return found
-
-    def close(self) -> str:
-        """End it by Ctrl-C, and return what it wrote on standard error."""
-        self.process.send_signal(signal.SIGINT)
-        try:
-            return self.process.communicate(timeout=60)[1]
-        finally:
-            self.process.kill()
 
 
 @pytest.fixture(scope="module")
@@ -88,18 +53,6 @@ def browser(server: Server) -> Iterator[Browser]:
         yield browser
 
 
-def check_quiet(browser: Browser, origin: str) -> None:
-    """No error in the console, and no request to another host."""
-    assert browser.seen("Runtime.exceptionThrown") == []
-    assert [e["entry"]["text"] for e in browser.seen("Log.entryAdded")] == []
-    assert browser.seen("Runtime.consoleAPICalled") == []
-    asked = [e["request"]["url"] for e in browser.seen("Network.requestWillBeSent")]
-    asked += [e["url"] for e in browser.seen("Network.webSocketCreated")]
-    own = (origin, origin.replace("http", "ws"), "data:", "blob:")
-    assert asked != []
-    assert [url for url in asked if not url.startswith(own)] == []
-
-
 def visit(browser: Browser, server: Server, fragment: str = "", **options: Any) -> None:
     browser.visit(f"{server.origin}/{fragment}", **options)
     browser.wait(READY, 120)
@@ -116,14 +69,6 @@ def mouse(browser: Browser, kind: str, x: float, y: float) -> None:
     browser.call("Input.dispatchMouseEvent", {
         "type": kind, "x": x, "y": y, "button": "left", "buttons": 1, "clickCount": 1,
     })  # fmt: skip
-
-
-def press(browser: Browser, key: str, code: int = 0, text: str = "") -> None:
-    for kind in ("keyDown", "keyUp"):
-        more = {"text": text} if text and kind == "keyDown" else {}
-        browser.call("Input.dispatchKeyEvent", {
-            "type": kind, "key": key, "windowsVirtualKeyCode": code, **more,
-        })  # fmt: skip
 
 
 def place(browser: Browser, x: float, y: float) -> list[float]:
@@ -337,15 +282,6 @@ def test_panels_orders_and_draws_that_move(browser: Browser, server: Server) -> 
     browser.evaluate("document.getElementById('play').click()")
     assert browser.evaluate("doxaStudio.panels[0].plane.curves") is None
     check_quiet(browser, server.origin)
-
-
-NAMED = """
-[...document.querySelectorAll("button, input, select, textarea, canvas, summary, a")].filter(e => {
-  if (!e.checkVisibility()) return false;
-  const label = e.getAttribute("aria-label") || e.ariaLabel || e.textContent.trim()
-    || (e.labels && [...e.labels].map(l => l.textContent.trim()).join(""));
-  return !label; }).map(e => e.outerHTML.slice(0, 120))
-"""
 
 
 @pytest.mark.parametrize("dark", [False, True])

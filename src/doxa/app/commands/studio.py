@@ -90,4 +90,7 @@ def rooms(
         made.append(Room("run", "doxa.app.studio.runs", given, posts, uploads.close))
     elif tables:
         raise DataError("--table is for runs: name a run, too")
+    if sessions:
+        given = {"sessions": [str(path.absolute()) for path in sessions], "net": net}
+        made.append(Room("label", "doxa.app.studio.label", given))
     return made

@@ -18,7 +18,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -310,7 +310,7 @@ def _locked(folder: Path) -> Iterator[None]:
 def _write(
     folder: Path, books: Sequence[LabelState], facts: Mapping[str, Any], revision: int
 ) -> int:
-    pages = [asdict(book) | {"answers": list(book.answers.items())} for book in books]
+    pages = [vars(book) | {"answers": list(book.answers.items())} for book in books]
     meta = {"books": pages, "facts": dict(facts), "revision": revision}
     store.write_artefact(folder / STATE, {}, meta)
     return revision

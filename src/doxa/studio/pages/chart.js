@@ -1,7 +1,7 @@
 // Charts as SVG: axes, lines, bands, bars and points; and saving them as files.
 import { text } from "/pages/strings.js";
 
-const WIDTH = 460, HEIGHT = 300, LEFT = 52, RIGHT = 12, TOP = 12, BOTTOM = 42;
+const WIDTH = 460, HEIGHT = 300, LEFT = 60, RIGHT = 12, TOP = 12, BOTTOM = 42;
 const KEPT = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-dasharray", "font-family", "font-size"];
 
 export const make = (name, attributes = {}, inner = "") => {
@@ -56,7 +56,7 @@ export function chart({ name, label, x, y, marks, key = [], names }) {
   }
   svg.append(make("rect", { class: "frame", x: LEFT, y: TOP, width: WIDTH - LEFT - RIGHT, height: HEIGHT - TOP - BOTTOM, rx: 6 }));
   svg.append(make("text", { x: (LEFT + WIDTH - RIGHT) / 2, y: HEIGHT - 6, "text-anchor": "middle" }, x.label));
-  const side = make("text", { transform: `translate(13 ${(TOP + HEIGHT - BOTTOM) / 2}) rotate(-90)`, "text-anchor": "middle" }, y.label);
+  const side = make("text", { transform: `translate(12 ${(TOP + HEIGHT - BOTTOM) / 2}) rotate(-90)`, "text-anchor": "middle" }, y.label);
   svg.append(side);
   const figure = document.createElement("figure"), caption = document.createElement("figcaption");
   const shown = document.createElement("span");

@@ -3,6 +3,7 @@ import { Link } from "/pages/link.js";
 import { Plane, round } from "/pages/plane.js";
 import { Panel } from "/pages/panel.js";
 import { LONGEST, StateError, pack, unpack } from "/pages/state.js";
+import { showRooms } from "/pages/rooms.js";
 import { text } from "/pages/strings.js";
 
 const $ = (id) => document.getElementById(id);
@@ -430,6 +431,7 @@ room.link = new Link(
   (facts) => {
     room.facts = facts;
     $("state").textContent = text.connected;
+    showRooms($("rooms"), room.link.rooms, "functions");
     build();
     load();
   },

@@ -1,6 +1,7 @@
 // The room "Your run": what a saved posterior knows about the rows of a table.
 import { chart, download, short } from "/pages/chart.js";
 import { Link } from "/pages/link.js";
+import { showRooms } from "/pages/rooms.js";
 import { LONGEST, StateError, pack, unpack } from "/pages/state.js";
 import { text } from "/pages/strings.js";
 
@@ -443,7 +444,7 @@ function build() {
 
 $("state").textContent = text.connecting;
 room.link = new Link(
-  (facts) => { room.facts = facts; $("state").textContent = text.connected; build(); load(); },
+  (facts) => { room.facts = facts; $("state").textContent = text.connected; showRooms($("rooms"), room.link.rooms, "run"); build(); load(); },
   (state, message) => {
     if (state === "lost") { $("state").textContent = text.lost; $("state").classList.add("lost"); }
     else if (state === "refused") warn(message);

@@ -146,7 +146,7 @@ function finding({ check, status, words, advice }) {
 }
 
 function showStatus(found) {
-  $("chips").replaceChildren(chip(found.status, found.status === "ok" ? "good" : found.status === "diverged" ? "bad" : "warn"));
+  $("chips").replaceChildren(chip(text.fitStatus(found.status), found.status === "ok" ? "good" : found.status === "diverged" ? "bad" : "warn"));
   $("headline").textContent = found.headline;
   const facts = [text.runAbout(found.method, found.target)];
   if (found.reason && !found.findings.some((f) => f.words.includes(found.reason))) facts.push(found.reason);

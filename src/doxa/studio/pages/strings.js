@@ -96,6 +96,7 @@ export const text = {
   runNotHere: (name) => `The address names the run ${name}, which is not open here.`,
   tableNotHere: "The address names a table that is not here: choose its file.",
   runStatus: "Why it is, or is not, ok",
+  fitStatus: (status) => `the fit: ${status}`,
   fineChecks: "What is good, or could not be checked",
   notesTitle: "About the table",
   tryPython: "What to try, in Python",

@@ -323,6 +323,15 @@ def test_a_run_that_cannot_be_read_is_an_error_of_its_own(tmp_path: Path, folder
     assert ask("open", run=2, table=None)["method"] == "linear"
 
 
+def test_names_of_nothing_are_errors_before_a_server_starts(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    studio = ("studio", "--no-browser")
+    assert "is no folder" in command(*studio, tmp_path / "absent", code=2)
+    assert "is no folder" in command(*studio, "--label", tmp_path / "absent", code=2)
+    table = ("--table", tmp_path / "absent.csv")
+    assert "there is no such file" in command(*studio, tmp_path / "run", *table, code=2)
+
+
 # ---- uploads
 
 

@@ -62,7 +62,12 @@ def studio(
 
             webbrowser.open(address)
 
-    serve(port, allow_host or (), announce, rooms(runs or [], tables or [], sessions or [], net))
+    opened = rooms(runs or [], tables or [], sessions or [], net)
+    try:
+        serve(port, allow_host or (), announce, opened)
+    finally:
+        for room in opened:
+            room.close()  # also where no server could start
 
 
 def rooms(

@@ -221,7 +221,9 @@ def test_the_room_shows_what_the_session_has(tmp_path: Path) -> None:
     assert found["undo"] is None
 
 
-def test_why_a_row_was_chosen_is_the_score_that_chose_it(tmp_path: Path) -> None:
+def test_why_a_row_was_chosen_is_the_score_that_chose_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The rows of a batch have the largest scores of the posterior that was saved with it."""
     from doxa.app.fitting import load_run
     from doxa.decide.select import score
@@ -240,6 +242,12 @@ def test_why_a_row_was_chosen_is_the_score_that_chose_it(tmp_path: Path) -> None
         p = posterior.predict(own.pool.x[[row]])
         assert one["why"]["predicted"]["entropy"] == pytest.approx(float(p.entropy[0]), rel=1e-12)
     assert {scores[row] for row in own.book.asked} <= set(sorted(scores.values())[-12:])
+    monkeypatch.setattr(label, "MOST_SCORED", 23)  # of a large pool, the open rows alone
+    label.begin({"sessions": [str(folder)], "net": None})
+    few = label.state({"session": 0}, Call())["queries"]
+    assert [one["why"]["place"] for one in few] == [None] * 3
+    for one, other in zip(few, found["queries"], strict=True):
+        assert one["why"]["score"] == pytest.approx(other["why"]["score"], rel=1e-12)
 
 
 def test_answers_of_a_page_are_checked(tmp_path: Path) -> None:

@@ -26,13 +26,14 @@ from doxa.decide.select import score
 from doxa.errors import DataError, DoxaError
 
 MOST_SHOWN = 60  # open rows at a time
+MOST_SCORED = 5000  # rows; of larger pools only the open rows are scored, without their place
 _LONGEST_CELL = 20_000  # characters: a row may be a text to read
 _JOINT = "batch_bald"
 
 _folders: list[Path] = []
 _net: list[str | None] = [None]
 _sessions: dict[int, Session] = {}
-_reasons: dict[tuple[int, int], dict[int, dict[str, Any]]] = {}  # by session and labels of the fit
+_reasons: dict[tuple[int, int], dict[int, dict[str, Any]]] = {}  # by session and labels of a fit
 
 
 def begin(given: dict[str, Any]) -> None:
@@ -116,31 +117,32 @@ def reasons(number: int, session: Session, rows: list[int]) -> dict[int, dict[st
     if not book.rounds or session.facts["by"] == "random" or not run.is_dir():
         return {}
     key = number, book.fitted
-    if key not in _reasons:
+    if any(row not in _reasons.get(key, {}) for row in rows):
         try:
             posterior, schema = load_run(run, session.net)
         except DoxaError:  # the run is for predictions; a session does not need it
             return {}
         used = set(list(book.answers)[: book.fitted])
-        free = np.array([row for row in range(book.rows) if row not in used])
-        by = session.facts["by"]
-        scores = None
-        if by != _JOINT:
-            scores = score(posterior, pool.x[free], by).double().numpy()
-        found = columns(posterior.predict(pool.x[free]), schema)
-        places = {} if scores is None else {
-            int(at): k for k, at in enumerate(np.argsort(-scores, kind="stable"))
-        }  # fmt: skip
+        free = [row for row in range(book.rows) if row not in used]
+        whole = len(free) <= MOST_SCORED
+        scored = np.array(free if whole else [row for row in rows if row not in used], dtype=int)
+        if not len(scored):
+            return {}
+        by, x = session.facts["by"], pool.x[scored]
+        scores = None if by == _JOINT else score(posterior, x, by).double().numpy()
+        order = [] if scores is None or not whole else np.argsort(-scores, kind="stable").tolist()
+        places = {at: k + 1 for k, at in enumerate(order)}
+        found = columns(posterior.predict(x), schema)
         _reasons.clear()
         _reasons[key] = {
             int(row): {
                 "predicted": {name: _plain(values[k]) for name, values in found.items()},
                 "score": None if scores is None else float(scores[k]),
-                "place": None if scores is None else places[k] + 1, "of": len(free),
+                "place": places.get(k), "of": len(free),
             }
-            for k, row in enumerate(free)
+            for k, row in enumerate(scored)
         }  # fmt: skip
-    return {row: _reasons[key][row] for row in rows if row in _reasons[key]}
+    return {row: _reasons[key][row] for row in rows if row in _reasons.get(key, {})}
 
 
 def _plain(value: Any) -> Any:

@@ -175,7 +175,8 @@ export const text = {
   whyNone: "It was chosen at random, before there was a fit, or opened again.",
   whyRandom: "Rows of this session are chosen at random.",
   whyJoint: "It was chosen together with the others, for the most information of all their labels.",
-  whyScore: (by, v, place, of) => `Its score by ${by} is ${v}: number ${place} of ${of.toLocaleString("en")} rows without a label at the time.`,
+  whyScore: (by, v, place, of) => place === null ? `Its score by ${by} is ${v}.`
+    : `Its score by ${by} is ${v}: number ${place} of ${of.toLocaleString("en")} rows without a label at the time.`,
   curveTitle: "The curve",
   curveLabel: (name) => `${name} by number of labels`,
   labelsAxis: "labels",

@@ -54,7 +54,7 @@ def warm_up() -> Iterator[Callable[[], object]]:
     return iter(())
 
 
-def _session(number: Any, call: Any = None) -> Session:
+def _session(number: Any) -> Session:
     """The session of a number; its pool is read once, its labels each time."""
     if type(number) is not int or not 0 <= number < len(_folders):
         raise DataError(f"sessions have the numbers 0 to {len(_folders) - 1}, not {number!r:.40}")

@@ -79,8 +79,6 @@ _AVERAGED = 200  # rows over which it is averaged
 _NEIGHBOURS = 2000  # rows of the fit among which neighbours are looked for
 _LONGEST_CELL = 200
 
-Show = Callable[[Any], None]
-
 
 @dataclass
 class Given:

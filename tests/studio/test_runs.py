@@ -361,6 +361,9 @@ def test_old_uploads_go_and_the_folder_is_private() -> None:
         assert place_of_upload(uploads.folder, made[-1]).read_bytes() == b"x\n1\n"
         with pytest.raises(DataError, match="no longer there"):
             place_of_upload(uploads.folder, made[0])
+        for other in ("..", ".", "", str(uploads.folder.parent), f"../{uploads.folder.name}", None):
+            with pytest.raises(DataError, match="named by the id"):
+                place_of_upload(uploads.folder, other)
     finally:
         uploads.close()
     assert not uploads.folder.exists()

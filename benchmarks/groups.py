@@ -37,8 +37,8 @@ import pandas as pd
 import torch
 
 import doxa
-from doxa.app.held_out import leaking_columns
-from doxa.app.schema import infer_schema
+from doxa.tables.schema import infer_schema
+from doxa.tabular import leaking_columns
 
 RESULTS = Path(__file__).parent / "results" / "groups.jsonl"
 METHODS = ("deep-ensemble", "map", "laplace", "bootstrap", "mean-field")

@@ -1,6 +1,6 @@
 """A network of 21 million weights: time of a step and memory of a fit, beside plain PyTorch.
 
-    python -m benchmarks.large [--rows map,ivon,sgld,sghmc,mean-field,local,memory,epilogue]
+    python -m benchmarks.large [--rows map,ivon,sgld,sghmc,mean-field,local,draw,memory,epilogue]
 
 The network is 1024-4096-4096-10, in batches of 32, on one thread. All figures are ratios.
 
@@ -9,6 +9,9 @@ normals (`normal_`, into memory that is already in use), between the steps of do
 in turns, in one process. A step of doxa includes everything that a fit does per step and, every
 tenth step, the check of the weights. For a method that draws a normal per weight per step, the
 ratio is that to a plain step and one draw.
+
+**Draw.** The normals of a step as `sgld` reads them, in blocks of columns, beside `normal_` for as
+many numbers, in turns.
 
 **Memory.** Each row has a process of its own. The peak is that of the resident memory above the
 memory of the process in which the network and one pass through it exist already. `announced` is
@@ -38,6 +41,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import doxa
+from doxa.noise import Noise, PrefetchedNoise
+from doxa.vi.gaussian import columns
 
 HERE = Path(__file__).parent
 BATCH = 32
@@ -127,6 +132,22 @@ def timed(name: str) -> Row:
     return {"work": name, "plain": step, "draw": draw, "doxa": own, "ratio": own / base}
 
 
+def draw() -> Row:
+    """The time of a draw of as many normals as there are weights, and that of `normal_`."""
+    size = sum(p.numel() for p in network().parameters())
+    noise, numbers = PrefetchedNoise(Noise(0, "draw", ["0"])), torch.empty(size)
+
+    def blocks(step: int) -> None:
+        following = noise.stream(0, size, torch.tensor(step), 1)
+        for part in columns(size):
+            following(part.stop - part.start)
+
+    pairs = [(seconds(lambda t=t: blocks(t)), seconds(numbers.normal_)) for t in range(15)]
+    own, plain = (statistics.median(v) for v in zip(*pairs, strict=True))
+    ratio = statistics.median(a / b for a, b in pairs)
+    return {"work": "draw", "normal_": plain, "doxa": own, "ratio": ratio}
+
+
 def epilogue(name: str, held_out: bool) -> Row:
     """The time after the last step of a fit, beside that of 1,000 steps."""
     marks: list[float] = []
@@ -205,7 +226,7 @@ def show_memory(row: Row) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rows", default=",".join([*METHODS, "memory", "epilogue"]))
+    parser.add_argument("--rows", default=",".join([*METHODS, "draw", "memory", "epilogue"]))
     parser.add_argument("--memory-of", default=",".join(METHODS), help="methods of the memory rows")
     parser.add_argument("--peak", help="be the process of one memory row")
     parser.add_argument("--held-out", action="store_true")
@@ -224,6 +245,10 @@ def main() -> None:
                     f"{row['work']:12s} {'held out' if row['held_out'] else '':9s} after the steps "
                     f"{row['after']:.0f} s, 1,000 steps {row['steps']:.0f} s: {row['ratio']:.2f}×"
                 )
+        elif name == "draw":
+            found[name] = row = draw()
+            print(f"{name:12s} {row['doxa'] * 1e3:.0f} ms, normal_ {row['normal_'] * 1e3:.0f} ms: "
+                  f"{row['ratio']:.2f}×", flush=True)  # fmt: skip
         elif name == "memory":
             found[name] = memory(arguments.memory_of.split(","))
         else:

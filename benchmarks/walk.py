@@ -121,7 +121,7 @@ def calls() -> dict[str, Callable[[], Any]]:
         "sgld": fit(doxa.SGLD(draws=20, burn_in=20, thin=1)),
         "deep-ensemble": fit(doxa.DeepEnsemble(), steps=40),
         "laplace": fit(doxa.Laplace(), steps=40),
-        "nuts": fit(doxa.NUTS(draws=10, burn_in=10)),
+        "nuts": fit(doxa.NUTS(draws=4, burn_in=10, max_depth=3)),
         "predict": predict(),
         "doxa fit": shell(),
     }

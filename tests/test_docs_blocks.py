@@ -47,7 +47,8 @@ init = {"a": torch.zeros(2)}
 )
 SETUP = {
     "active": CLASSES, "calibration": "", "design": "", "doctor": FITTED, "evaluate": "",
-    "guide": LINE, "many_processes": LINE, "sample": "", "sampling": DENSITY, "watch": "",
+    "guide": LINE, "many_processes": LINE, "plots": "", "sample": "", "sampling": DENSITY,
+    "tables": "", "watch": "",
     "watching_samplers": "",
 }  # fmt: skip
 SKIPPED = ("peft.", 'output="scores"')  # they need PEFT, and a network with named outputs

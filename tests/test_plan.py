@@ -146,3 +146,20 @@ def test_the_shell_prints_it_and_writes_nothing(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "deep-ensemble: 5 networks of" in done.output and "at the peak" in done.output
     assert not out.exists()
+
+
+def test_members_in_turn_are_planned_as_one_and_what_is_kept_of_the_others() -> None:
+    """Ten members in the loop take less than ten times one; with callbacks, which see all of them,
+    they are trained together. `benchmarks/memory_plan.py` compares this with the peak."""
+    options: dict[str, Any] = {"members": 10, "likelihood": "categorical", "engine": "loop"}
+    turns = doxa.plan(network(), pictures(), "map", validation=None, **options)
+    together = doxa.plan(
+        network(), pictures(), "map", validation=None, callbacks=[lambda *_: None], **options
+    )
+    blocks = doxa.plan(network(), pictures(), "map", validation=None, block_size=10, **options)
+    copy = turns.memory["weights"]
+    assert together.bytes == blocks.bytes
+    assert together.bytes - turns.bytes == int(15 * copy) - int((15 / 10 + 4) * copy)
+    few = doxa.plan(network(), pictures(30), "deep-ensemble", **options)
+    held = doxa.plan(network(), pictures(30), "deep-ensemble", block_size=10, **options)
+    assert few.bytes == held.bytes, "parts of 3 rows are pooled"

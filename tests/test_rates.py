@@ -71,8 +71,11 @@ def test_a_schedule_that_is_written_out_is_used_as_it_is() -> None:
 
 
 def test_a_flow_over_the_last_layer_takes_it(caplog: pytest.LogCaptureFixture) -> None:
+    narrow = nn.Sequential(
+        nn.Linear(200, 550), nn.ReLU(), nn.Linear(550, 20), nn.ReLU(), nn.Linear(20, 3)
+    )
     with caplog.at_level(logging.INFO, "doxa"):
-        points(wide(), "flow-vi", steps=2)
+        points(narrow, "flow-vi", steps=2)
     assert "lr=0.001, schedule='warmup-cosine'" in caplog.text
 
 

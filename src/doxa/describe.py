@@ -19,7 +19,8 @@ from torch import Tensor
 from doxa.errors import DoxaError
 
 _MOST = 6  # names, runs or heads per line
-# No colours: notebooks have light and dark themes.
+# No colours but for the status, on a ground of its own: notebooks have light and dark themes.
+_GOOD, _BAD = "#1d6b45", "#a42f3a"
 _TABLE = "border-collapse:collapse;font:13px/1.5 sans-serif;text-align:left;margin:.3em 0"
 _CELL = "text-align:left;vertical-align:top;padding:1px 1.2em 1px 0;max-width:46em"
 
@@ -40,12 +41,20 @@ class Words:
 
     def html(self) -> str:
         cell = lambda tag, text: f'<{tag} style="{_CELL}">{html.escape(text)}</{tag}>'  # noqa: E731
-        rows = [
-            f"<tr>{cell('th', name)}{cell('td', value)}</tr>"
-            for name, value in ([("status", self.state)] if self.state else []) + [*self.facts]
-        ]
+        rows = [f"<tr>{cell('th', name)}{cell('td', value)}</tr>" for name, value in self.facts]
+        if self.state:
+            rows.insert(
+                0, f'<tr>{cell("th", "status")}<td style="{_CELL}">{self.badge()}</td></tr>'
+            )
         title = f"<caption style='{_CELL}'><b>{html.escape(self.title)}</b></caption>"
         return f'<table style="{_TABLE}">{title}{"".join(rows)}</table>'
+
+    def badge(self) -> str:
+        """The status as a coloured word, and its reason."""
+        word, _, reason = self.state.partition(" ")
+        word, colour = word.rstrip(":;,"), _GOOD if word.rstrip(":;,") == "ok" else _BAD
+        style = f"background:{colour};color:#fff;border-radius:3px;padding:0 .5em;font-weight:600"
+        return f'<span style="{style}">{html.escape(word)}</span> {html.escape(reason)}'.rstrip()
 
 
 class Described:
@@ -59,6 +68,17 @@ class Described:
 
     def _repr_html_(self) -> str:
         return self.described().html()
+
+    def plot(self, *given: Any, **options: Any) -> Any:
+        """Draw the picture that shows this best, on `ax` if it is given, and return the axes.
+
+        A predictive: `doxa.plot.intervals` of numbers, `doxa.plot.decomposition` of classes. Draws:
+        `doxa.plot.trace`. A posterior: `doxa.plot.learning_curve`, or `doxa.plot.weights` if
+        nothing was trained. Arguments are passed on. It needs the extra `plots`.
+        """
+        from doxa import plot  # the one import to the right: a result shows itself when asked
+
+        return plot.shown(self)(self, *given, **options)
 
 
 def posterior(p: Any) -> Words:

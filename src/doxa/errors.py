@@ -108,6 +108,13 @@ def deprecated(old: str, new: str) -> None:
     warnings.warn(message, DoxaDeprecationWarning, stacklevel=level + 1)
 
 
+def _alike(word: str, name: str) -> bool:
+    """Whether a near match may be a typing mistake: `age` is not `target`, although all its letters
+    are in it."""
+    short, long = sorted((word, name), key=len)
+    return short in long or 3 * len(short) > 2 * len(long) - 2
+
+
 def did_you_mean(
     word: str, known: Iterable[str], most: int = 12, renamed: Mapping[str, str] | None = None
 ) -> str:
@@ -116,7 +123,8 @@ def did_you_mean(
     names = [str(name) for name in known]
     lower = {name.lower(): name for name in names}
     every = {old.lower(): new for old, new in (renamed or {}).items()} | lower
-    close = difflib.get_close_matches(word.lower(), every, n=2, cutoff=0.6)
+    near = difflib.get_close_matches(word.lower(), every, n=12, cutoff=0.6)
+    close = [name for name in near if _alike(word.lower(), name)][:2]
     if close:
         meant = dict.fromkeys(every[name] for name in close)
         return f"; did you mean {' or '.join(map(repr, meant))}?"

@@ -55,6 +55,7 @@ from doxa.driver.setup import (
     cross_fit_parts,
     expected_kind,
     expects_by_tensor,
+    expects_turns,
     fitted_rows,
     group_counts,
     member_ids,
@@ -77,6 +78,7 @@ from doxa.method import Callback, FitSettings, Method, Run, as_method
 from doxa.method.method import Workload, check_planned, check_precision, keywords
 from doxa.model import Model, Subset
 from doxa.model.checks import (
+    as_numbers,
     check_gradient_flow,
     check_logits,
     infer_from_targets,
@@ -729,6 +731,7 @@ class Call:
             expects_by_tensor(problem, method, options.engine, members, self.device),
             members * method.width if kind == "stack" else 1, own.microbatch,
             len(own.optimizer.moments), ids != self.ids,
+            ids == self.ids and expects_turns(problem, method, held, own),
         )  # fmt: skip
         return found, own, work
 
@@ -821,6 +824,8 @@ def read_call(arguments: Mapping[str, Any]) -> Call:
         options.recompute,
     )
     network, original = problem.model, problem
+    if network is not None and given.source is None:
+        given = given._replace(x=as_numbers(network, given.x))
     device, dtype = options.device, options.dtype
     if network is not None:
         device, dtype = device or network.device, dtype or network.dtype
@@ -1024,6 +1029,7 @@ def _problem(
     inferred = None
     if not any("likelihood" in spec.hyper for spec in specs):  # otherwise the grid has them
         try:
+            given = given._replace(x=as_numbers(network, given.x))
             network, inferred = infer_likelihood(network, given.x, given.y, given.source is None)
         except ModelError as error:
             raise error if given.tasks is None else _for_tasks(method, error) from error

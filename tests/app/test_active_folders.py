@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from shell import doxa
 
-from doxa.app.tables import read_table
 from doxa.decide.active.labels import load, save
+from doxa.tables.files import read_table
 
 pd = pytest.importorskip("pandas")
 
@@ -184,7 +184,7 @@ def test_names_that_spreadsheets_would_run_come_back_as_they_were(tmp_path: Path
     with out.open(newline="") as file:
         cells = list(csv.reader(file))
     assert all(is_safe(cell) for line in cells for cell in line)
-    back = read_table(out, "@id")
+    back = read_table(out, index="@id").frame
     assert list(back.index) == list(frame["@id"])
     assert set(back["predicted"]) <= set(NAMES)
     assert {f"p({name})" for name in NAMES} <= set(back.columns)

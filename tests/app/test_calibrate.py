@@ -14,7 +14,7 @@ import doxa
 from doxa import evaluate
 from doxa.app import held_out
 from doxa.app.cli import app
-from doxa.app.schema import Column, Schema, TableSpec, infer_schema
+from doxa.tables.schema import Column, Schema, TableSpec, infer_schema
 
 pd = pytest.importorskip("pandas")
 
@@ -61,7 +61,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def predictions(run: Path, table: Path, out: Path, *options: object) -> pd.DataFrame:
-    shell("predict", run, table, "-o", out, *options)
+    shell("predict", run, table, "-o", out, "--overwrite", *options)
     return pd.read_csv(out, keep_default_na=False)
 
 

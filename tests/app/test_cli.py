@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +11,10 @@ import pytest
 from shell import doxa
 from typer.testing import CliRunner
 
+from doxa import fit_table
 from doxa.app.cli import app
 from doxa.app.fitting import Plan, make_method, say_held_out
+from doxa.likelihoods import LIKELIHOODS
 
 pd = pytest.importorskip("pandas")
 
@@ -308,3 +312,36 @@ def test_few_rows_are_all_trained_on(noise, tmp_path) -> None:
     assert "hold" not in said
     said = doxa("fit", noise, "-t", "y", "-m", "linear", "-o", tmp_path / "linear")
     assert "hold" not in said
+
+
+def test_help_imports_no_torch() -> None:
+    """`doxa --help` and the help of a command answer without torch, pandas or matplotlib."""
+    code = (
+        "import sys\nfrom typer.testing import CliRunner\nfrom doxa.app.cli import app\n"
+        "for words in (['--help'], ['fit', '--help'], ['compare', '--help']):\n"
+        "    assert CliRunner().invoke(app, words).exit_code == 0\n"
+        "heavy = ('torch', 'pandas', 'numpy', 'matplotlib')\n"
+        "print([name for name in heavy if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_help_lists_every_likelihood() -> None:
+    from doxa.app.options import LIKELIHOOD_NAMES
+
+    assert tuple(LIKELIHOODS) == LIKELIHOOD_NAMES
+
+
+def test_predictions_are_not_replaced_without_being_asked(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a,y\n" + "\n".join(f"{k % 7},{k}.5" for k in range(30)) + "\n")
+    fitted = fit_table(tmp_path / "t.csv", "y", "linear")
+    fitted.save(tmp_path / "run")
+    out = tmp_path / "p.csv"
+    words = ["predict", str(tmp_path / "run"), str(tmp_path / "t.csv"), "--out", str(out)]
+    out.write_text("mine")
+    refused = CliRunner().invoke(app, words)
+    assert refused.exit_code == 2 and "--overwrite replaces it" in " ".join(refused.output.split())
+    assert out.read_text() == "mine"
+    assert CliRunner().invoke(app, [*words, "--overwrite"]).exit_code == 0
+    assert out.read_text().startswith("line,mean")

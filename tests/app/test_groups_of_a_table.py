@@ -10,9 +10,10 @@ import pytest
 from shell import doxa
 
 from doxa import load
-from doxa.app.columns import may_hold_groups
-from doxa.app.held_out import Together, divide
+from doxa.app.held_out import divide
 from doxa.errors import DataError
+from doxa.tables.columns import may_hold_groups
+from doxa.tables.schema import Together
 
 pd = pytest.importorskip("pandas")
 
@@ -56,8 +57,8 @@ def test_the_group_is_no_input_and_parts_are_whole_groups(visits, tmp_path) -> N
     new = pd.read_csv(visits).drop(columns=["person", "y", "day"])
     new.to_csv(tmp_path / "new.csv", index=False)
     assert "note" not in doxa("predict", run, tmp_path / "new.csv", "-o", tmp_path / "p.csv")
-    assert "note" not in doxa("predict", run, visits, "-o", tmp_path / "p.csv"), "known columns"
-    assert len(pd.read_csv(tmp_path / "p.csv")) == 150
+    assert "note" not in doxa("predict", run, visits, "-o", tmp_path / "q.csv"), "known columns"
+    assert len(pd.read_csv(tmp_path / "q.csv")) == 150
     doxa("report", run, "--train", visits, "--out", tmp_path / "r.html")
     assert "--group person" in (tmp_path / "r.html").read_text(encoding="utf-8")
 

@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 from shell import doxa
 
 from doxa import store
-from doxa.app import tables
-from doxa.app.reading import MOST_COLUMNS
-from doxa.app.schema import TableSpec, read_dataset
 from doxa.data import Tasks, text_files
 from doxa.data.text_files import MOST_UNPACKED, escape, unescape
 from doxa.errors import DataError, DoxaError, MemoryBudgetError, StoreError
+from doxa.tables import files as tables
+from doxa.tables.reading import MOST_COLUMNS
+from doxa.tables.schema import TableSpec, read_dataset
 
 pd = pytest.importorskip("pandas")
 
@@ -74,10 +74,10 @@ def test_a_file_that_unpacks_to_too_much_is_refused(
         path.write_bytes(pack[kind](part) * 18)
     assert path.stat().st_size < limit / 50
     with pytest.raises(DataError, match=f"unpacks to more than {limit >> 20} MiB"):
-        tables.read_table(path)
+        tables.open_table(path)
     small = tmp_path / "small.csv.gz"  # far above 50 times its size, and below the limit
     small.write_bytes(gzip.compress(repeated(1 << 20)))
-    assert len(tables.read_table(small)) == (1 << 18)
+    assert len(tables.open_table(small)) == (1 << 18)
 
 
 def test_a_parquet_file_of_too_many_numbers_is_refused(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_a_parquet_file_of_too_many_numbers_is_refused(tmp_path: Path) -> None:
             writer.write_table(zeros)
     assert (tmp_path / "t.parquet").stat().st_size < MOST_UNPACKED / 50
     with pytest.raises(MemoryBudgetError, match=r"20,971,520 rows of 2 columns, 0\.312 GiB"):
-        tables.read_table(tmp_path / "t.parquet")
+        tables.open_table(tmp_path / "t.parquet")
 
 
 def test_an_encrypted_archive_is_said_to_be_one(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_an_encrypted_archive_is_said_to_be_one(tmp_path: Path) -> None:
         raw[raw.find(magic) + flags] |= 1
     path.write_bytes(raw)
     with pytest.raises(DataError, match="is encrypted"):
-        tables.read_table(path)
+        tables.open_table(path)
 
 
 @pytest.mark.parametrize("digits", [309, 400, 5000])
@@ -146,20 +146,20 @@ def test_names_that_stand_twice(tmp_path: Path) -> None:
     columns = [arrow.array(np.arange(40.0))] * 3
     parquet.write_table(arrow.table(columns, names=["x", "x", "y"]), path)
     with pytest.raises(DataError):
-        tables.read_table(path)
+        tables.open_table(path)
     with pytest.raises(DataError, match="2 columns named 'x'"):
         store.parquet(path, "y")
     for header in ("x, x,y", "=x,'=x,y"):  # also where only spaces or an apostrophe differ
         (tmp_path / "t.csv").write_text(f"{header}\n1,2,3\n4,5,6\n")
         with pytest.raises(DataError, match="more than once"):
-            tables.read_table(tmp_path / "t.csv")
+            tables.open_table(tmp_path / "t.csv")
 
 
 @pytest.mark.parametrize("text", ["," * 2_000_000, "," * 2_000_000 + "\n1\n", '"' * 2_000_000])
 def test_a_line_of_separators_is_no_table(tmp_path: Path, text: str) -> None:
     (tmp_path / "t.csv").write_text(text)
     with pytest.raises(DataError, match=r"columns, and 100,000 are read|cannot be read"):
-        tables.read_table(tmp_path / "t.csv")
+        tables.open_table(tmp_path / "t.csv")
     assert MOST_COLUMNS == 100_000
 
 
@@ -180,7 +180,7 @@ def test_pipes_devices_and_folders_are_refused(tmp_path: Path) -> None:
     (tmp_path / "link.csv").symlink_to(tmp_path / "t.csv")
     for name in ("t.csv", "t.parquet", "link.csv", "folder.csv"):
         with pytest.raises(DataError, match=r"no regular file|is a folder"):
-            tables.read_table(tmp_path / name)
+            tables.open_table(tmp_path / name)
     with pytest.raises(DataError, match="no regular file"):
         store.parquet(tmp_path / "t.parquet", "y")
     (tmp_path / "tasks").mkdir()
@@ -188,7 +188,7 @@ def test_pipes_devices_and_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no regular file"):
         Tasks.from_folder(tmp_path / "tasks", "y")
     with pytest.raises(DataError, match="no regular file"):
-        tables.read_table("/dev/zero")
+        tables.open_table("/dev/zero")
     run = tmp_path / "run"
     fit = ("fit", tmp_path / "d.csv", "-t", "y", "-m", "linear", "--out", run, "--allow-status")
     assert "no regular file" in doxa(*fit, "--test", tmp_path / "t.csv", code=2)
@@ -219,7 +219,7 @@ def test_text_in_a_written_table_is_read_as_it_was(tmp_path: Path) -> None:
     )
     for name in ("t.csv", "t.tsv"):
         tables.write_table(frame, tmp_path / name)
-        back = tables.read_table(tmp_path / name, "+id")
+        back = tables.open_table(tmp_path / name, "+id").frame
         assert list(back.index) == texts[::-1]
         assert list(back.columns) == ["=text", "-number", "@kind"]
         assert back["=text"].tolist() == back["@kind"].tolist() == texts
@@ -252,12 +252,12 @@ def test_a_name_that_is_too_long_is_an_error_before_the_work(
     for name in ("r" * (length - 4) + ".csv", "r" * (length - 8) + ".parquet"):
         if fits:
             tables.write_table(pd.DataFrame({"a": [1.0]}), Path(name))
-            assert len(tables.read_table(name)) == 1
+            assert len(tables.open_table(name)) == 1
         else:
             with pytest.raises(StoreError, match=words):
                 tables.write_table(pd.DataFrame({"a": [1.0]}), Path(name))
             with pytest.raises(DoxaError):
-                tables.read_table(name)
+                tables.open_table(name)
     if not fits:
         for start in (("active", "start", "d.csv", "-t", "y", "--out"), ("design",)):
             assert words in doxa(*start, long, code=2)

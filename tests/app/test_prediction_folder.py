@@ -17,10 +17,10 @@ from shell import doxa, started
 from doxa.app import prediction_folder as parts
 from doxa.app import row_blocks
 from doxa.app.fitting import load_run
-from doxa.app.predictions import output_names, predict_table
-from doxa.app.reading import Dialect
-from doxa.app.schema import read_more
 from doxa.errors import CorruptedArtefact, DataError, StoreError
+from doxa.tables.predictions import output_names, predict_frame
+from doxa.tables.reading import Dialect
+from doxa.tables.schema import read_more
 
 pd = pytest.importorskip("pandas")
 pytest.importorskip("pyarrow")
@@ -89,7 +89,7 @@ class Dies:
 
 def whole(run: Path, path: Path) -> Any:
     posterior, schema = load_run(run)
-    return predict_table(posterior, schema, read_more(path, schema, Dialect())[0])[0]
+    return predict_frame(posterior, schema, read_more(path, schema, Dialect())[0])[0]
 
 
 def check(folder: Path, expected: Any, number: str = "row") -> Any:
@@ -227,7 +227,7 @@ def test_a_folder_with_other_files_is_refused(run, big, tmp_path) -> None:
     (tmp_path / "p").mkdir()
     (tmp_path / "p" / "thesis.tex").touch()
     assert "holds other files" in doxa("predict", run, big, "--out", tmp_path / "p", code=2)
-    for words in (["--jobs", 2], ["--rows", 9], ["--overwrite"]):
+    for words in (["--jobs", 2], ["--rows", 9]):
         said = doxa("predict", run, big, "--out", tmp_path / "p.csv", *words, code=2)
         assert "is for predictions in a folder" in said
 

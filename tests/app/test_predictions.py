@@ -9,8 +9,8 @@ import pytest
 import torch
 from scipy import stats
 
-from doxa.app.predictions import columns, predict_table
-from doxa.app.schema import Column, Schema
+from doxa.tables.predictions import columns, predict_frame
+from doxa.tables.schema import Column, Schema
 
 pd = pytest.importorskip("pandas")
 
@@ -64,10 +64,10 @@ def test_a_bernoulli_gives_two_probabilities() -> None:
 
 
 def test_the_index_is_carried_over_chunks(monkeypatch) -> None:
-    monkeypatch.setattr("doxa.app.predictions.ROWS_AT_ONCE", 4)
+    monkeypatch.setattr("doxa.tables.predictions.ROWS_AT_ONCE", 4)
     posterior = SimpleNamespace(predict=lambda x: normal(list(x[:, 0] * 2), 1.0), transform=None)
     frame = pd.DataFrame({"x": np.arange(10.0)}, index=[f"r{k}" for k in range(10)])
-    table, notes = predict_table(posterior, REGRESSION, frame)
+    table, notes = predict_frame(posterior, REGRESSION, frame)
     assert list(table.index) == list(frame.index)
     assert table["mean"].tolist() == (2 * np.arange(10.0)).tolist()
     assert notes == []

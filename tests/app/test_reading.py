@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from doxa.app.reading import Dialect, place_of
-from doxa.app.tables import open_table
 from doxa.errors import DataError
+from doxa.tables.files import open_table
+from doxa.tables.reading import Dialect, place_of
 
 pd = pytest.importorskip("pandas")
 
@@ -33,7 +33,8 @@ def written(path: Path, sep: str = ",", decimal: str = ".", encoding: str = "utf
 )
 def test_every_way_of_writing_gives_the_same_table(tmp_path, sep, decimal, encoding) -> None:
     path = written(tmp_path / "t.csv", sep, decimal, encoding)
-    frame, found, notes = open_table(path)
+    table = open_table(path)
+    frame, found, notes = table.frame, table.dialect, table.notes
     assert frame.reset_index(drop=True).equals(TRUTH)
     assert list(frame.index) == [2, 3, 4] and place_of(frame.index, 1) == "line 3"
     assert found == Dialect(sep, decimal, encoding)
@@ -89,7 +90,8 @@ def test_lines_are_those_of_the_file(tmp_path: Path) -> None:
 )
 def test_the_rule_for_separator_and_decimal_mark(tmp_path, text, sep, decimal, columns) -> None:
     (tmp_path / "t.csv").write_text(text)
-    frame, found, _ = open_table(tmp_path / "t.csv")
+    table = open_table(tmp_path / "t.csv")
+    frame, found = table.frame, table.dialect
     assert found == Dialect(sep, decimal, "utf-8")
     assert len(frame.columns) == columns
 
@@ -130,6 +132,7 @@ def test_a_large_file_is_read_by_its_beginning(tmp_path: Path) -> None:
     n = 20_000  # far past the sample
     text = "id;x;note\n" + "".join(f'{k};{k / 8:.3f};"a;\nb"\n' for k in range(n))
     (tmp_path / "t.csv").write_text(text)
-    frame, found, _ = open_table(tmp_path / "t.csv")
+    table = open_table(tmp_path / "t.csv")
+    frame, found = table.frame, table.dialect
     assert found.sep == ";" and len(frame) == n
     assert np.array_equal(frame.index, 2 + 2 * np.arange(n))

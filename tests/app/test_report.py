@@ -124,7 +124,7 @@ def test_scores_coverage_and_pit_are_those_of_a_naive_loop(
     regression: Node, table: tuple[Path, Path]
 ) -> None:
     data, run = table
-    doxa("predict", run, data, "--out", run.parent / "p.csv")
+    doxa("predict", run, data, "--out", run.parent / "p.csv", "--overwrite")
     p, y = pd.read_csv(run.parent / "p.csv"), pd.read_csv(data)["y"].to_numpy()
     shown = {row[0]: number(row[1]) for row in cells(section(regression, "scores").all("table")[0])}
     rmse = float(np.sqrt(np.mean((p["mean"] - y) ** 2)))
@@ -150,7 +150,7 @@ def test_ranked_rows_are_the_most_and_the_least_certain(
     regression: Node, table: tuple[Path, Path]
 ) -> None:
     data, run = table
-    doxa("predict", run, data, "--out", run.parent / "p.csv")
+    doxa("predict", run, data, "--out", run.parent / "p.csv", "--overwrite")
     order = np.argsort(pd.read_csv(run.parent / "p.csv")["std"].to_numpy())
     least, most = (cells(t) for t in section(regression, "rows").all("table"))
     assert least[0][0] == f"line {order[-1] + 2}"

@@ -20,12 +20,12 @@ from doxa.app.report import html
 from doxa.app.report.report import SECTIONS, Part
 from doxa.app.report.subject import HELD_OUT, rows_of_arrays, rows_of_files
 from doxa.app.report.text import percent, points
-from doxa.app.schema import Schema
 from doxa.diagnose.advice import Advice
 from doxa.diagnose.calibration import evaluated_coverage
 from doxa.diagnose.finding import Diagnosis, Finding
 from doxa.evaluate.table import SCORES, Score
 from doxa.posterior import Status
+from doxa.tables.schema import Schema
 
 pd = pytest.importorskip("pandas")
 

@@ -156,6 +156,7 @@ def test_a_fit_that_diverged_is_saved_and_has_an_exit_code_of_its_own(rows, tmp_
     assert "3 saved, but the fit diverged" in doxa("fit", "--help")
 
 
+@pytest.mark.slow
 def test_two_fits_into_one_folder(rows, tmp_path) -> None:
     run, log = tmp_path / ("r" * 250), tmp_path / "log"
     words = ["fit", rows, "-t", "y", "-m", "map", "-o", run, *ANY]

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from doxa.app.schema import Schema, infer_schema, with_target
 from doxa.errors import DataError, StoreError
+from doxa.tables.schema import Schema, infer_schema, with_target
 
 pd = pytest.importorskip("pandas")
 

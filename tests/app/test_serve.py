@@ -29,9 +29,9 @@ pa = pytest.importorskip("pyarrow")
 from served import SECONDS, Gated, Server  # noqa: E402
 
 from doxa.app.fitting import load_run  # noqa: E402
-from doxa.app.predictions import predict_table  # noqa: E402
 from doxa.app.serve import ARROW  # noqa: E402
 from doxa.app.serve.batching import depends_on_company  # noqa: E402
+from doxa.tables.predictions import predict_frame  # noqa: E402
 
 JSON = {"Content-Type": "application/json"}
 
@@ -78,7 +78,7 @@ def rows_of(frame: Any) -> list[dict[str, Any]]:
 
 
 def expected(run: tuple[Any, Any], frame: Any, level: float | None = None) -> Any:
-    return predict_table(*run, frame, level)[0]
+    return predict_frame(*run, frame, level)[0]
 
 
 def test_rows_and_columns_are_those_of_predict(run, server) -> None:

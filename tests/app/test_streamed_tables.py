@@ -10,10 +10,10 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from doxa.app import schema
 from doxa.app.cli import app
-from doxa.app.schema import TableSpec, read_dataset, read_stream
 from doxa.errors import DataError
+from doxa.tables import schema
+from doxa.tables.schema import TableSpec, read_dataset, read_stream
 
 N = 1500
 

@@ -215,10 +215,10 @@ def plain(cell: str) -> str:
 
 def one(seed: int, number: int, folder: Path) -> str:
     """Make, mutate and read one table; what came of it."""
-    from doxa.app.reading import read_records
-    from doxa.app.schema import TableSpec, inferred, read_dataset
-    from doxa.app.tables import open_table
     from doxa.errors import DoxaError
+    from doxa.tables.files import open_table
+    from doxa.tables.reading import read_records
+    from doxa.tables.schema import TableSpec, inferred, read_dataset
 
     chance = random.Random(f"{seed} {number}")
     table = base(chance)
@@ -282,9 +282,9 @@ def work(seed: int, start: int, count: int) -> None:
     """Read tables in this process, with little memory, and say what came of them."""
     import resource
 
-    import doxa.app.schema
+    import doxa.tables.schema
 
-    assert doxa.app.schema
+    assert doxa.tables.schema
     one(seed, 0, Path(tempfile.mkdtemp()))  # what is imported late is imported now
 
     def late(*_: object) -> None:

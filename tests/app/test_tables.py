@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from doxa.app import reading, tables
 from doxa.errors import DataError, StoreError
+from doxa.tables import files as tables
+from doxa.tables import reading
 
 pd = pytest.importorskip("pandas")
 
@@ -24,7 +25,7 @@ def test_a_csv_and_its_parquet_are_the_same_table(tmp_path: Path) -> None:
     frame.to_csv(tmp_path / "t.csv.gz")
     frame.to_parquet(tmp_path / "t.parquet")
     for name in ("t.csv", "t.csv.gz", "t.parquet"):
-        read = tables.read_table(tmp_path / name)
+        read = tables.open_table(tmp_path / name).frame
         assert list(read.index) == ["r1", "r2"]
         assert list(read.columns) == ["a", "b"]
         assert read["a"].tolist() == [1.5, 2.5]
@@ -32,13 +33,13 @@ def test_a_csv_and_its_parquet_are_the_same_table(tmp_path: Path) -> None:
 
 def test_a_named_index_is_no_input(tmp_path: Path) -> None:
     path = write(tmp_path / "t.csv", "id,a\nk7,1\nk9,2\n")
-    read = tables.read_table(path, "id")
+    read = tables.open_table(path, "id").frame
     assert list(read.index) == ["k7", "k9"]
     assert list(read.columns) == ["a"]
-    without = tables.read_table(write(path, "a\n1\n2\n"), "id", index_needed=False)
+    without = tables.open_table(write(path, "a\n1\n2\n"), "id", index_needed=False).frame
     assert list(without.index) == [2, 3] and without.index.name == "line"
     with pytest.raises(DataError, match="did you mean 'id'"):
-        tables.read_table(write(path, "id,a\nk7,1\n"), "idd")
+        tables.open_table(write(path, "id,a\nk7,1\n"), "idd")
 
 
 @pytest.mark.parametrize(
@@ -54,20 +55,20 @@ def test_a_named_index_is_no_input(tmp_path: Path) -> None:
 )
 def test_an_unreadable_file_is_one_clear_error(tmp_path: Path, name, text, message) -> None:
     with pytest.raises(DataError, match=message):
-        tables.read_table(write(tmp_path / name, text))
+        tables.open_table(write(tmp_path / name, text))
 
 
 def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="does not exist"):
-        tables.read_table(tmp_path / "none.csv")
+        tables.open_table(tmp_path / "none.csv")
     with pytest.raises(DataError, match="folder"):
-        tables.read_table(tmp_path)
+        tables.open_table(tmp_path)
 
 
 def test_binary_rubbish_as_csv(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_bytes(bytes(range(128, 256)) * 4)
     with pytest.raises(DataError, match="cannot be read"):
-        tables.read_table(tmp_path / "t.csv")
+        tables.open_table(tmp_path / "t.csv")
 
 
 def test_a_cell_that_is_no_number_is_named() -> None:
@@ -89,7 +90,7 @@ def test_a_table_is_written_with_its_index(tmp_path: Path) -> None:
     frame = pd.DataFrame({"a": [1.0, 2.0]}, index=pd.Index(["u", "v"], name="id"))
     for name in ("deep/t.csv", "t.parquet"):
         tables.write_table(frame, tmp_path / name)
-        back = tables.read_table(tmp_path / name, "id")
+        back = tables.open_table(tmp_path / name, "id").frame
         assert list(back.index) == ["u", "v"]
     with pytest.raises(StoreError, match="written as"):
         tables.check_writable(tmp_path / "t.json")

@@ -61,8 +61,15 @@ NO_PLAN = {
 }
 
 
-@pytest.mark.parametrize("kind", NO_PLAN)
-@pytest.mark.parametrize("name", ["map", "mean-field", "sgld"])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("conv1d", "map"), ("group norm", "mean-field"), ("conv1d", "sgld"),
+        pytest.param("group norm", "map", marks=pytest.mark.matrix),
+        pytest.param("conv1d", "mean-field", marks=pytest.mark.matrix),
+        pytest.param("group norm", "sgld", marks=pytest.mark.matrix),
+    ],
+)  # fmt: skip
 def test_a_network_without_batched_layers_is_recorded(
     kind: str, name: str, assert_close: Check, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -71,8 +71,10 @@ def walk(method: Any, density: Any = bare, **options: Any) -> list[Transition]:
     return list(doxa.transitions(density, INIT, method, **{**OPTIONS, **options}))
 
 
-KINDS = [("bare", torch.float32), ("bare", torch.float64), ("rows", torch.float64),
-         ("noise", torch.float32)]  # fmt: skip
+KINDS = [
+    ("bare", torch.float32), ("rows", torch.float64), ("noise", torch.float32),
+    pytest.param("bare", torch.float64, marks=pytest.mark.matrix),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("density", "dtype"), KINDS, ids=str)
@@ -441,3 +443,29 @@ def test_two_chains_at_once_and_draws_before_the_end() -> None:
     rest = list(chain)
     assert some.count == 3 and len(rest) == 6
     assert same(chain.draws().theta[:, :3], some.theta)
+
+
+@pytest.mark.parametrize("name", ["hmc", "nuts", "mala"])
+def test_records_are_turned_on_and_off_between_steps(name: str) -> None:
+    """Records are those of the traced steps alone, and draws do not depend on them."""
+    method = doxa.get_method(name)(draws=12, burn_in=0)
+    density = lambda p: -0.5 * p["x"].square().sum()  # noqa: E731
+    run = lambda **more: doxa.transitions(  # noqa: E731
+        density, {"x": torch.ones(2)}, method, members=2, engine="stack:eager", **more
+    )
+    whole = list(run(trace=True))
+    chain = run()
+    assert chain.traced is False
+    steps = []
+    for i in range(12):
+        chain.traced = 4 <= i < 8
+        steps.append(next(chain))
+    assert [bool(step.trace) for step in steps] == [4 <= i < 8 for i in range(12)]
+    for step, other in zip(steps, whole, strict=True):
+        assert torch.equal(step.theta, other.theta)
+        for mine, its in zip(step.trace, other.trace, strict=bool(step.trace)):
+            for field in mine.__dataclass_fields__:
+                one, two = getattr(mine, field), getattr(its, field)
+                assert one is two is None or torch.equal(one, two)
+    with pytest.raises(MethodError, match="traced"):
+        chain.traced = 1  # type: ignore[assignment]

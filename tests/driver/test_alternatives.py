@@ -52,6 +52,7 @@ def test_a_curve_is_learned(method: str) -> None:
     assert error(got) < 0.25
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_round")
 def test_held_out_rows_choose_among_dropout_rates(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doxa.MCDropout, "default_steps", 400)
@@ -105,6 +106,7 @@ def test_without_a_clear_gain_the_defaults_are_kept(monkeypatch: pytest.MonkeyPa
     assert torch.equal(got.samples, fit(data, "map").samples)
 
 
+@pytest.mark.slow
 def test_an_interrupted_fit_resumes_with_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,12 +14,12 @@ from torch import Tensor
 
 import doxa
 from doxa.app import fitting
-from doxa.app.schema import TableSpec, inferred
 from doxa.driver import finish
 from doxa.driver.setup import own_parts
 from doxa.laplace import posterior as links
 from doxa.likelihoods import infer
 from doxa.sklearn import BayesianRegressor
+from doxa.tables.schema import TableSpec, inferred
 
 N = 600
 Data = tuple[Tensor, Tensor]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -176,6 +177,50 @@ def test_early_stopping_keeps_the_same_state(bounded: Any) -> None:
         found.append((weights(posterior), posterior.diagnostics["stopping"]["kept_step"]))
     assert found[0][1] == found[1][1] and max(found[0][1]) < 400
     assert (found[0][0] - found[1][0]).abs().max() <= 1e-6 * found[1][0].abs().max()
+
+
+def test_few_rows_are_cross_fitted(bounded: Any) -> None:
+    """The fit to all rows ends at the step that the parts have chosen."""
+    x, y = (part[:20] for part in data())
+    found = []
+    for large in (1, 10**12):
+        bounded(large)
+        options = {"lr": 0.03, "steps": 100, "batch_size": 8, "progress": False}
+        found.append(doxa.fit(network(), (x, y), "map", engine="loop:eager", **options))
+    steps = [posterior.diagnostics["steps"] for posterior in found]
+    assert found[0].diagnostics["held_out"]["cross_fit_parts"] == 5
+    assert steps[0] == steps[1] < 100
+    assert (weights(found[0]) - weights(found[1])).abs().max() <= 1e-6
+
+
+@pytest.mark.parametrize("average", [0.0, 0.5])
+@pytest.mark.parametrize("kind", [doxa.MeanField, doxa.IVON])
+def test_a_fit_holds_the_rows_that_are_announced(
+    kind: type[Any], average: float, bounded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two steps. A gradient, of which there is one at a time, is kept by tensor."""
+    bounded(1)
+    monkeypatch.setattr("doxa.noise._MANY", 1)
+    net, seen = network(), []
+    size = 8 * sum(p.numel() for p in net.parameters())
+    x, y = data()
+
+    def count(step: int, _: Any) -> None:
+        if step == 20:
+            gc.collect()
+            tensors = (o for o in gc.get_objects() if type(o) is Tensor)
+            places = {
+                t.untyped_storage().data_ptr() for t in tensors
+                if t.untyped_storage().nbytes() == size
+            }  # fmt: skip
+            seen.append(len(places))
+
+    method = kind(average=average, elbo_samples=1)
+    doxa.fit(
+        net, (x, y.argmax(1)), method, steps=40, members=1, callbacks=[count], batch_size=16,
+        engine="loop:eager", validation=None, progress=False,
+    )  # fmt: skip
+    assert seen == [method.large_copies[0]]
 
 
 @pytest.mark.parametrize("name", ["map", "sghmc"])

@@ -281,10 +281,38 @@ def test_integer_targets_are_cast(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
-def test_integer_inputs_pass_and_a_linear_layer_says_what_to_do(dtype: torch.dtype) -> None:
+def test_a_table_of_whole_numbers_is_used_as_numbers(dtype: torch.dtype) -> None:
+    """With the bits of the same numbers as floats; at prediction, too. Images stay integers."""
     x, y = table()
+    whole = (3 * x).to(dtype)
+    posterior = quick(mlp(), (whole, y))
+    expected = quick(mlp(), (whole.float(), y))
+    assert torch.equal(posterior.samples, expected.samples)
+    assert torch.equal(posterior.predict(whole).mean, expected.predict(whole.float()).mean)
+    assert torch.equal(expected.predict(whole).mean, expected.predict(whole.float()).mean)
+    assert posterior.count_fitted(whole, y) == len(y)
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 1))
     with pytest.raises(ModelError, match=r"convert x to floats"):
-        quick(mlp(), ((x > 0).to(dtype), y))
+        quick(net, (torch.ones(len(y), 2, 2, dtype=dtype), y))
+
+
+def test_integers_that_are_looked_up_stay_integers() -> None:
+    """In an embedding, and in a network that looks rows up by itself."""
+
+    class Looks(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rows = torch.nn.Parameter(torch.randn(5, 1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            assert not x.is_floating_point()
+            return self.rows[x[:, 0]]
+
+    _, y = table()
+    x = torch.arange(len(y))[:, None] % 5
+    embedding = torch.nn.Sequential(torch.nn.Embedding(5, 1), torch.nn.Flatten())
+    for net in (Looks(), embedding):
+        assert quick(net, (x, y)).predict(x).mean.shape == y.shape
 
 
 def test_wide_unsigned_integers_and_other_byte_orders() -> None:

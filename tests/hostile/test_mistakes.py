@@ -68,7 +68,8 @@ DATA: dict[str, Row] = {
     "no y": (lambda: fit(data=(X, None)), DataError, "y is None"),
     "no x": (lambda: fit(data=(None, Y)), DataError, "x is None"),
     "x of whole numbers": (
-        lambda: fit(data=((X > 0).long(), Y)), ModelError, "convert x to floats",
+        lambda: fit(nn.Sequential(nn.Flatten(), net()), ((X > 0).long()[:, :, None], Y)),
+        ModelError, "convert x to floats",
     ),
     "labels as floats": (lambda: fit(net(3), (X, LABELS.float())), DoxaError, "categorical"),
     "labels as words": (

@@ -13,13 +13,13 @@ from torch import Tensor
 
 import doxa
 from doxa import store
-from doxa.app.columns import CLASSIFIERS, REGRESSIONS
 from doxa.app.held_out import constant
-from doxa.app.schema import infer_schema
 from doxa.errors import ModelError
 from doxa.likelihoods import LIKELIHOODS, likelihood
 from doxa.predictive import Predictive
 from doxa.sklearn import BayesianClassifier, BayesianRegressor
+from doxa.tables.columns import CLASSIFIERS, REGRESSIONS
+from doxa.tables.schema import infer_schema
 
 every = pytest.mark.parametrize("name", LIKELIHOODS)
 N = 40

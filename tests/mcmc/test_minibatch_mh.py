@@ -127,3 +127,14 @@ def test_a_chain_that_sticks_says_so() -> None:
 def test_settings_out_of_range_are_refused(setting: dict[str, Any]) -> None:
     with pytest.raises(MethodError, match=next(iter(setting))):
         doxa.MinibatchMH(**setting)
+
+
+def test_the_acceptance_of_a_run_on_its_way_is_that_of_its_steps() -> None:
+    """`doxa.transitions` gives draws before the end: acceptance is not divided by steps to come."""
+    density = doxa.density.GradientNoise(lambda p: -0.5 * p["x"].square().sum(), std=0.5)
+    method = doxa.MinibatchMH(draws=500, burn_in=10, thin=2, step_size=0.05)
+    chain = doxa.transitions(density, {"x": torch.zeros(2)}, method, members=2)
+    accept = [next(chain).info["accept"] for _ in range(60)]
+    found = chain.draws().diagnostics["accept"]
+    torch.testing.assert_close(torch.tensor(found).double(), torch.stack(accept[10:]).mean(0))
+    assert min(found) > 0.9

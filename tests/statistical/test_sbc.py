@@ -25,6 +25,7 @@ from torch import Tensor, nn
 import doxa
 from doxa.driver.runs import RunSpec
 from doxa.likelihoods import Gaussian
+from doxa.mcmc import mala
 from doxa.method import Run
 
 SETS, ROWS, DRAWS, BINS = 400, 8, 99, 10
@@ -101,11 +102,24 @@ def likelihood_counts_half(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Run, "log_likelihood", lambda self, *a, **k: 0.5 * right(self, *a, **k))
 
 
+def proposals_count_as_symmetric(patch: pytest.MonkeyPatch) -> None:
+    """MALA accepts by the densities alone: the momentum at the end, which is the noise of the way
+    back, is that of the start."""
+    right = mala.leapfrog
+
+    def forgetful(density: Any, point: Any, *more: Any) -> Any:
+        return right(density, point, *more)._replace(momentum=point.momentum)
+
+    patch.setattr(mala, "leapfrog", forgetful)
+
+
 Plant = Callable[[pytest.MonkeyPatch], None]
 BUGS: list[tuple[str, Plant]] = [
     ("hmc, large steps", every_proposal_is_taken),
     ("nuts", likelihood_counts_half),
     ("metropolis", likelihood_counts_half),
+    ("mala", likelihood_counts_half),
+    ("mala", proposals_count_as_symmetric),
 ]
 
 

@@ -11,12 +11,12 @@ import torch
 
 import doxa
 from doxa.errors import DoxaError
-from doxa.studio import functions, workers
-from doxa.studio.forms import describe, is_exact, read_settings, regression_methods
+from doxa.studio import functions, recipes, workers
+from doxa.studio.forms import describe, is_exact, methods_for, read_settings
 from doxa.studio.functions import DRAWS, GRID, Recipe, orders, panel, path
 
 POINTS = [[-2.0, -0.7], [-1.3, -1.1], [-0.4, -0.6], [0.1, 0.2], [0.9, 0.8], [1.4, 1.2], [2.2, 0.6]]
-METHODS = [row.name for row in regression_methods()]
+METHODS = [row.name for row in methods_for("regression")]
 EXACT = [name for name in METHODS if is_exact(name)]
 
 
@@ -73,7 +73,7 @@ def check_numbers(request: dict[str, Any]) -> list[Any]:
 
 @pytest.mark.parametrize("name", EXACT)
 def test_numbers_of_exact_methods_are_the_librarys(name: str) -> None:
-    assert check_numbers(asked(name, settings=functions.START.get(name, {}), noise=0.3)) == []
+    assert check_numbers(asked(name, settings=recipes.START.get(name, {}), noise=0.3)) == []
 
 
 @pytest.mark.parametrize("name", EXACT)
@@ -179,9 +179,9 @@ def test_the_distance_is_the_librarys() -> None:
 
 def on_its_way(name: str, monkeypatch: pytest.MonkeyPatch, **more: Any) -> list[dict[str, Any]]:
     """All pictures of a panel, the last one too, without pauses between them."""
-    monkeypatch.setattr(functions, "_PAUSE", 0.0)
-    monkeypatch.setattr(functions.time, "monotonic", lambda: 0.0)  # no picture takes time
-    functions._posteriors.clear()
+    monkeypatch.setattr(recipes, "_PAUSE", 0.0)
+    monkeypatch.setattr(recipes.time, "monotonic", lambda: 0.0)  # no picture takes time
+    recipes._posteriors.clear()
     call = Call()
     last = panel(asked(name, **more), call)
     return [*call.shown, last]
@@ -223,15 +223,14 @@ def test_exact_methods_and_priors_have_one_picture(monkeypatch) -> None:
 def test_pictures_take_little_of_the_time(monkeypatch) -> None:
     """After a picture that took a second there is none for four seconds."""
     now = [0.0]
-    monkeypatch.setattr(functions.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(recipes.time, "monotonic", lambda: now[0])
 
     def slow(recipe: Recipe, posterior: Any) -> dict[str, Any]:
         now[0] += 1.0
         return {}
 
-    monkeypatch.setattr(functions, "picture", slow)
     call = Call()
-    previews = functions.Previews(Recipe.read(asked("map")), call)
+    previews = recipes.Previews(Recipe.read(asked("map")), call, slow)
     for step in range(100):
         previews(doxa.Snapshot(step, "train", 1, lambda: [None]))  # type: ignore[list-item]
         now[0] += 0.1
@@ -288,7 +287,7 @@ def test_wrong_requests_have_plain_messages(request_: Any, words: str) -> None:
 
 def test_forms_are_the_declared_fields() -> None:
     """Each default of a form is that of the method, and the form's values make the method."""
-    for row in regression_methods():
+    for row in methods_for("regression"):
         about = describe(row, ("noise", "net"))
         cls = doxa.get_method(row.name)
         plain = cls()
@@ -313,7 +312,7 @@ def test_facts_are_json_and_presets_are_fixed() -> None:
             "mean-field", "hmc", "nuts"} <= names  # fmt: skip
     for points in found["presets"].values():
         Recipe.read(asked("gp", points=points))
-    for name, settings in functions.START.items():
+    for name, settings in recipes.START.items():
         read_settings(name, settings, ("noise",))
 
 
@@ -325,9 +324,12 @@ def test_every_text_of_the_pages_is_in_the_catalogue() -> None:
     catalogue = (pages / "strings.js").read_text(encoding="utf-8")
     known = set(re.findall(r"^  (\w+):", catalogue, re.MULTILINE))
     known |= set(re.findall(r"[,{] (\w+): ", catalogue))
-    used = set(re.findall(r'data-text="(\w+)"', (pages / "index.html").read_text(encoding="utf-8")))
+    used: set[str] = set()
+    for page in pages.glob("*.html"):
+        html = page.read_text(encoding="utf-8")
+        used |= set(re.findall(r'data-(?:text|label)="(\w+)"', html))
     for script in pages.glob("*.js"):
-        used |= set(re.findall(r"\btext\.(\w+)", script.read_text(encoding="utf-8")))
+        used |= set(re.findall(r"(?<![\w.])text\.(\w+)", script.read_text(encoding="utf-8")))
     assert used - known == set()
     for page in pages.glob("*.html"):
         assert " style=" not in page.read_text(encoding="utf-8"), "the policy allows none"

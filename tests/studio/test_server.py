@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("starlette", reason="the extra 'studio' is not installed")
 
 from doxa.errors import DataError, DoxaError
-from doxa.studio import functions, server
+from doxa.studio import functions, samplers, server
 from doxa.studio.server import MOST_PAGES, PanelRequest, build
 from doxa.studio.workers import Job
 
@@ -312,3 +312,38 @@ def test_ten_thousand_messages_with_errors() -> None:
     accepted, computed = fuzz(10_000, 1)
     assert 5_000 < accepted < 10_000
     assert computed > 0
+
+
+def fuzz_samplers(count: int, seed: int) -> int:
+    """Send contents with errors to the room of samplers, which raises errors of doxa only. The
+    number of those that were computed."""
+    draw, computed = random.Random(seed), 0
+    recipe = {
+        "target": "banana", "text": "-x**2 - y**2", "sampler": "hmc", "seed": 0, "chains": 2,
+        "settings": {"leapfrog": 2, "jitter": 1.0, "burn_in": 2}, "initial": {"step_size": 0.1},
+        "changes": [[1, "mass", 2.0], [2, "restart", [0.5, 0.5]]], "start": [0.1, 0.2],
+        "spread": 0.5, "noise": 1.0,
+    }  # fmt: skip
+    contents: dict[str, dict[str, Any]] = {
+        "frames": {"recipe": recipe, "done": 1, "count": 3},
+        "python": {"recipe": recipe, "done": 3},
+        "target": {"target": "typed", "text": "-x**2 - y**2", "view": [-2, 2, -1, 1]},
+    }
+    for _ in range(count):
+        task = draw.choice(list(contents))
+        try:
+            samplers.TASKS[task](mutate(contents[task], draw), Call())  # type: ignore[arg-type]
+            computed += 1
+        except DoxaError as error:
+            assert len(str(error)) < 2000
+    return computed
+
+
+def test_contents_with_errors_for_samplers() -> None:
+    assert 3 < fuzz_samplers(60, 0) < 50
+
+
+@pytest.mark.slow
+@pytest.mark.matrix
+def test_ten_thousand_contents_with_errors_for_samplers() -> None:
+    assert 300 < fuzz_samplers(10_000, 1) < 8_000

@@ -17,18 +17,12 @@ pytest.importorskip("starlette", reason="the extra 'studio' is not installed")
 from browser import Browser, find
 from contrast import CONTRAST
 
-from studio import NAMED, Server, check_quiet, press
+from studio import NAMED, READY, Server, check_quiet, mouse, place, press, settled
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(find() is None, reason="no Chromium on this machine"),
 ]
-
-READY = (
-    "window.doxaStudio && doxaStudio.panels.length > 0 && doxaStudio.panels.every("
-    "p => p.element.getAttribute('aria-busy') === 'false')"
-)
-SHOWN = "doxaStudio.panels.map(p => JSON.stringify(p.plane.data))"
 
 
 @pytest.fixture(scope="module")
@@ -56,27 +50,6 @@ def browser(server: Server) -> Iterator[Browser]:
 def visit(browser: Browser, server: Server, fragment: str = "", **options: Any) -> None:
     browser.visit(f"{server.origin}/{fragment}", **options)
     browser.wait(READY, 120)
-
-
-def settled(browser: Browser) -> list[Any]:
-    """What the panels show, once all have their last answer."""
-    browser.settle(0.15)
-    browser.wait(READY, 120)
-    return [json.loads(text) for text in browser.evaluate(SHOWN)]
-
-
-def mouse(browser: Browser, kind: str, x: float, y: float) -> None:
-    browser.call("Input.dispatchMouseEvent", {
-        "type": kind, "x": x, "y": y, "button": "left", "buttons": 1, "clickCount": 1,
-    })  # fmt: skip
-
-
-def place(browser: Browser, x: float, y: float) -> list[float]:
-    """The pixel of a point of the first panel's plane."""
-    return browser.evaluate(
-        f"(() => {{ const p = doxaStudio.panels[0].plane, b = p.canvas.getBoundingClientRect();"
-        f" const q = p.toPixel({x}, {y}); return [b.left + q[0], b.top + q[1]]; }})()"
-    )
 
 
 def use(browser: Browser, *methods: str, points: str = "[]") -> None:

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from browser import Browser
 
 NAMED = """
 [...document.querySelectorAll("button, input, select, textarea, canvas, summary, a")].filter(e => {
-  if (!e.checkVisibility()) return false;
+  if (!e.checkVisibility() || e.closest("[aria-hidden=true]")) return false;
   const label = e.getAttribute("aria-label") || e.ariaLabel || e.textContent.trim()
     || (e.labels && [...e.labels].map(l => l.textContent.trim()).join(""));
   return !label; }).map(e => e.outerHTML.slice(0, 120))
 """
+
+
+READY = (
+    "window.doxaStudio && doxaStudio.panels.length > 0 && doxaStudio.panels.every("
+    "p => p.element.getAttribute('aria-busy') === 'false')"
+)
+SHOWN = "doxaStudio.panels.map(p => JSON.stringify(p.plane.data))"
 
 
 class Server:
@@ -70,3 +79,24 @@ def press(browser: Browser, key: str, code: int = 0, text: str = "") -> None:
         browser.call("Input.dispatchKeyEvent", {
             "type": kind, "key": key, "windowsVirtualKeyCode": code, **more,
         })  # fmt: skip
+
+
+def settled(browser: Browser) -> list[Any]:
+    """What the panels show, once all have their last answer."""
+    browser.settle(0.15)
+    browser.wait(READY, 120)
+    return [json.loads(text) for text in browser.evaluate(SHOWN)]
+
+
+def mouse(browser: Browser, kind: str, x: float, y: float) -> None:
+    browser.call("Input.dispatchMouseEvent", {
+        "type": kind, "x": x, "y": y, "button": "left", "buttons": 1, "clickCount": 1,
+    })  # fmt: skip
+
+
+def place(browser: Browser, x: float, y: float) -> list[float]:
+    """The pixel of a point of the first panel's plane."""
+    return browser.evaluate(
+        f"(() => {{ const p = doxaStudio.panels[0].plane, b = p.canvas.getBoundingClientRect();"
+        f" const q = p.toPixel({x}, {y}); return [b.left + q[0], b.top + q[1]]; }})()"
+    )

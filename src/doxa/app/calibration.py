@@ -13,8 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from doxa.app.columns import CLASSIFIERS
-from doxa.app.reading import Array
 from doxa.driver.validation import evaluate_rows
 from doxa.errors import DataError, MethodError, did_you_mean
 from doxa.evaluate import conformal, coverage, recalibrate
@@ -23,6 +21,8 @@ from doxa.evaluate.conformal import NUMBERS as INTERVALS
 from doxa.evaluate.conformal import rows_needed
 from doxa.evaluate.recalibrate import CLASSES, NUMBERS, Temperature
 from doxa.likelihoods import LIKELIHOODS
+from doxa.tables.columns import CLASSIFIERS
+from doxa.tables.reading import Array
 
 FEWEST = 20  # the smallest number of rows for a recalibration
 KINDS = ("auto", *CLASSES, *NUMBERS)
@@ -160,16 +160,13 @@ def _corrected(
     return posterior, messages
 
 
-def conformal_level(posterior: Any) -> float | None:
-    """The level of a conformal posterior; None for any other posterior."""
-    return None if posterior.transform is None else posterior.transform.guaranteed_level
-
-
 def _recalibration(before: Any, after: Any, x: Array, y: Array, kind: str) -> str:
     """The result as a message."""
     message = f"recalibrated by {kind} on {len(x)} rows"
     if isinstance(after.transform, Temperature):
         t = float(after.transform.temperature)
+        if f"{t:.2f}" == "1.00":
+            return f"{message}: temperature 1.00, it was calibrated as it was"
         was = "overconfident" if t > 1 else "underconfident"
         return f"{message}: temperature {t:.2f}, it was {was}"
     if before.base_likelihood.classifies:

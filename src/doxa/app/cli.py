@@ -7,6 +7,7 @@ bug of doxa and keeps its traceback.
 from __future__ import annotations
 
 import errno
+import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -68,6 +69,8 @@ BY_SEVERAL = ("fit", "methods")  # commands that several processes may run toget
 
 def _check_launched(given: Sequence[str]) -> None:
     """An error where `torchrun` has started several processes of a command of one."""
+    if not {"RANK", "WORLD_SIZE"} <= {*os.environ}:  # not by torchrun; this imports no torch
+        return
     from doxa.driver.processes import launched
 
     name = next((word for word in given if word[:1] != "-"), "")

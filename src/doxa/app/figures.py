@@ -16,12 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from doxa.app.tables import Array
-from doxa.errors import MissingExtra, ShapeError
+from doxa.errors import ShapeError
+from doxa.plot.style import FAINT, INK, MEAN, bands, curves, import_matplotlib, plain
+from doxa.tables.files import Array
 
-INK, GRID = "#22303c", "#e3e8ec"
-MEAN, EPISTEMIC, ALEATORIC, DRAW = "#0b4f8a", "#3d8fd1", "#a9d0ee", "#0b4f8a"
-GAP, FAINT, TROUBLE = "#f5f1e8", "#5b6b78", "#b3261e"
+GAP, TROUBLE = "#f5f1e8", "#b3261e"
 CLASS_COLOURS = ("#c8553d", "#2a6f97")
 
 
@@ -42,10 +41,7 @@ class Panel:
 
 
 def import_pyplot() -> Any:
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise MissingExtra("figures need matplotlib: pip install 'doxa[plots]'") from error
+    matplotlib = import_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -67,10 +63,11 @@ def regression_figure(
     rows = -(-len(panels) // columns)
     figure, axes = subplots(rows, columns, (3.6 * columns, 3.1 * rows + 0.8))
     for ax, panel in zip(axes.flat, panels, strict=False):
-        _plain(ax)
+        plain(ax)
         ax.tick_params(labelbottom=True)  # in every row
         ax.axvspan(*shade, color=GAP, lw=0, zorder=0, label="gap without data")
-        _prediction(ax, grid, panel)
+        bands(ax, grid, panel.mean, panel.aleatoric, panel.epistemic)
+        curves(ax, grid, panel.draws)
         ax.plot(grid, truth, color=INK, lw=1.0, ls=(0, (4, 3)), label="the true curve", zorder=4)
         ax.plot(grid, panel.mean, color=MEAN, lw=2.0, label="mean", zorder=5)
         ax.plot(x, y, ".", color=INK, ms=3.5, alpha=0.75, label="data", zorder=6)
@@ -99,27 +96,6 @@ def regression_figure(
     return figure
 
 
-def _prediction(ax: Any, grid: Array, panel: Panel) -> None:
-    """Two bands around the mean, and function draws."""
-    epistemic = 2.0 * np.sqrt(panel.epistemic)
-    total = 2.0 * np.sqrt(panel.epistemic + panel.aleatoric)
-    bands = (
-        (
-            total,
-            ALEATORIC,
-            0.65,
-            "epistemic uncertainty and noise: where new data should lie (±2σ)",
-        ),
-        (epistemic, EPISTEMIC, 0.55, "epistemic uncertainty: of the curve alone (±2σ)"),
-    )
-    for layer, (half, colour, alpha, label) in enumerate(bands, 1):
-        low, high = panel.mean - half, panel.mean + half
-        ax.fill_between(grid, low, high, color=colour, lw=0, alpha=alpha, label=label, zorder=layer)
-    for k, draw in enumerate(panel.draws):
-        once = "curves drawn from the posterior" if k == 0 else None
-        ax.plot(grid, draw, color=DRAW, lw=0.6, alpha=0.35, zorder=3, label=once)
-
-
 def _frame(label: str) -> Any:
     """The red frame, for the legend."""
     from matplotlib.patches import Patch
@@ -146,7 +122,7 @@ def moons_figure(
     _, subplots = import_pyplot()
     figure, axes = subplots(1, len(fields), (4.6 * len(fields), 4.0))
     for ax, (title, values, kind) in zip(axes.flat, fields, strict=True):
-        _plain(ax)
+        plain(ax)
         ax.grid(visible=False)
         if kind == "probability":
             style: dict[str, Any] = {"levels": np.linspace(0.0, 1.0, 21), "cmap": "RdBu"}
@@ -170,16 +146,6 @@ def moons_figure(
         ax.set_title(title, loc="left", fontsize=12, fontweight="bold", color=INK)
         ax.set_aspect("equal")
     figure.savefig(path, dpi=160, facecolor="white")
-
-
-def _plain(ax: Any) -> None:
-    for side in ("top", "right"):
-        ax.spines[side].set_visible(False)
-    for side in ("left", "bottom"):
-        ax.spines[side].set_color("#9aa7b1")
-    ax.tick_params(colors=FAINT, labelsize=9, length=3)
-    ax.grid(color=GRID, lw=0.6)
-    ax.set_axisbelow(True)
 
 
 _COLOUR_TYPE = {1: 0, 3: 2}  # by channels: grey, RGB

@@ -43,11 +43,9 @@ from torch import nn
 
 import doxa
 from doxa import nets
-from doxa.app.calibration import Calibration, conformal_level
-from doxa.app.held_out import Together, checksum, checksum_of_files
-from doxa.app.predictions import grouped
-from doxa.app.schema import Schema
-from doxa.app.tables import Array, check_name
+from doxa.app.calibration import Calibration
+from doxa.app.held_out import checksum, checksum_of_files
+from doxa.app.task_tables import grouped
 from doxa.data.streams import Stream
 from doxa.driver.setup import FEWEST_ROWS, cross_fit_parts, member_ids, parts
 from doxa.errors import (
@@ -58,12 +56,15 @@ from doxa.errors import (
     StoreError,
     did_you_mean,
 )
-from doxa.likelihoods import assumed
 from doxa.method import Method
 from doxa.method.method import Choice, Rule, rules
 from doxa.registry import Row
 from doxa.store import decode, decoding, is_artefact, read_artefact
 from doxa.store.artefact import META, beside
+from doxa.tables.files import Array, check_name
+from doxa.tables.predictions import conformal_level
+from doxa.tables.schema import Schema, Together
+from doxa.tabular import arguments, fit_encoded
 
 
 def gradient_seconds(gradients: int, chains: int, parameters: int, rows: int) -> float:
@@ -261,16 +262,12 @@ def fit_arrays(
 ) -> Any:
     """The posterior, with the schema in its metadata; tasks: the task of each row; together: their
     groups and times."""
-    net, asked = _arguments(schema, x, y, method, settings, plan, tasks, together)
-    posterior = doxa.fit(
-        net, **asked, checkpoint=None if checkpoint is None else str(checkpoint),
-        checkpoint_every=checkpoint_every, progress=True,
+    data = (x, y) if tasks is None else grouped(x, y, tasks)
+    return _fit(
+        schema, data, method, settings, plan, together,
+        checkpoint=None if checkpoint is None else str(checkpoint),
+        checkpoint_every=checkpoint_every,
     )  # fmt: skip
-    posterior.metadata["table"] = schema.to_json()
-    posterior.metadata["method"] = method
-    if net is not None and nets.builder_of(net) is None:
-        posterior.metadata["net"] = plan.net
-    return posterior
 
 
 def fit_stream(
@@ -278,12 +275,21 @@ def fit_stream(
     checkpoint: Path, checkpoint_every: float = 30.0,
 ) -> Any:  # fmt: skip
     """As `fit_arrays`, for a table that is read by windows."""
-    net, asked = _arguments(schema, rows, None, method, settings, plan, None, None)
-    posterior = doxa.fit(
-        net, **asked, checkpoint=str(checkpoint), checkpoint_every=checkpoint_every, progress=True
+    return _fit(
+        schema, rows, method, settings, plan, None, checkpoint=str(checkpoint),
+        checkpoint_every=checkpoint_every,
+    )  # fmt: skip
+
+
+def _fit(
+    schema: Schema, data: Any, method: str, settings: Sequence[str],
+    plan: Plan, together: Together | None, **options: Any,
+) -> Any:  # fmt: skip
+    chosen = make_method(method, settings, warn=False)  # the command warned
+    net = make_net(plan, schema.inputs, schema.outputs) if chosen.needs_network else None
+    posterior = fit_encoded(
+        schema, net, data, chosen, **_options(plan, together), **options, progress=True
     )
-    posterior.metadata["table"] = schema.to_json()
-    posterior.metadata["method"] = method
     if net is not None and nets.builder_of(net) is None:
         posterior.metadata["net"] = plan.net
     return posterior
@@ -294,29 +300,16 @@ def plan_arrays(
     tasks: Sequence[str] | None = None, together: Together | None = None,
 ) -> doxa.FitPlan:  # fmt: skip
     """The memory and time of the fit that `fit_arrays` makes with these arguments."""
-    net, asked = _arguments(schema, x, y, method, settings, plan, tasks, together)
-    return doxa.plan(net, **asked)
-
-
-def _arguments(
-    schema: Schema, x: Any, y: Array | None, method: str, settings: Sequence[str], plan: Plan,
-    tasks: Sequence[str] | None, together: Together | None,
-) -> tuple[nn.Module | None, dict[str, Any]]:  # fmt: skip
-    """The network, and the arguments of `doxa.fit` that determine the result."""
-    chosen = make_method(method, settings, warn=False)  # the command warned
-    if schema.classes is not None and "classification" not in doxa.methods()[method].tasks:
-        raise MethodError(
-            f"method {method!r} is for regression only, and {schema.target!r} is a class; "
-            "choose another method, or --likelihood gaussian for a number"
-        )
+    chosen = make_method(method, settings, warn=False)
     net = make_net(plan, schema.inputs, schema.outputs) if chosen.needs_network else None
-    data = x if y is None else (x, y) if tasks is None else grouped(x, y, tasks)
-    asked = {
-        "data": data, "method": chosen,
-        "likelihood": assumed(schema.likelihood) if schema.assumed else schema.likelihood,
-        "standardize": True, "seed": plan.seed, "validation": plan.held_out,
-    }  # fmt: skip
-    return net, asked | plan.options() | ({} if together is None else together.options())
+    data = (x, y) if tasks is None else grouped(x, y, tasks)
+    return doxa.plan(net, **arguments(schema, data, chosen), **_options(plan, together))
+
+
+def _options(plan: Plan, together: Together | None) -> dict[str, Any]:
+    """The options of a fit and of its rows, as arguments of `doxa.fit`."""
+    own = {} if together is None else together.options()
+    return {"seed": plan.seed, "validation": plan.held_out} | plan.options() | own
 
 
 def network_size(plan: Plan, method: Method, schema: Schema) -> int:
@@ -449,8 +442,9 @@ def make_net(plan: Plan, inputs: int, outputs: int) -> nn.Module:
     return net
 
 
-def load_run(run: Path, net: str | None = None) -> tuple[Any, Schema]:
-    """A posterior that `doxa fit` saved, and its schema."""
+def load_run(run: Path, net: str | None = None, missing: str | None = None) -> tuple[Any, Schema]:
+    """A posterior that `doxa fit` saved, and its schema; `missing`: how missing cells of new rows
+    are treated, if not as in the fit."""
     # The network's shape is in the schema, which must be read before the network can be made.
     saved = _read(run)
     with decoding(run):
@@ -469,7 +463,7 @@ def load_run(run: Path, net: str | None = None) -> tuple[Any, Schema]:
     if own is not None and net is None:
         raise ModelError(f"{run} was fitted with a network of your own: pass --net {own}")
     made = None if net is None else make_net(Plan(net=net), schema.inputs, schema.outputs)
-    return doxa.load(str(run), net=made), schema
+    return doxa.load(str(run), net=made), schema.with_missing(missing)
 
 
 def _read(run: Path) -> dict[str, Any]:

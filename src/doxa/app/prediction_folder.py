@@ -32,10 +32,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from doxa.app.predictions import predict_table
-from doxa.app.reading import Dialect
 from doxa.app.row_blocks import Input, ParquetInput, Part, changed, import_pyarrow, opened, stamp_of
-from doxa.app.schema import Schema
 from doxa.driver.bar import shown
 from doxa.errors import (
     CorruptedArtefact,
@@ -48,6 +45,9 @@ from doxa.errors import (
 from doxa.processes import side_by_side
 from doxa.store.artefact import CHECKSUMS, make_directory, readable_errors, sync, write_text
 from doxa.store.lock import exclusive
+from doxa.tables.predictions import predict_frame
+from doxa.tables.reading import Dialect
+from doxa.tables.schema import Schema
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -73,6 +73,7 @@ class Plan:
     rows: int  # the largest part
     parts: tuple[Part, ...]
     text: dict[str, Any] | None = None  # how a CSV file is written
+    missing: str | None = None  # how missing cells are treated, if not as in the fit
 
     @property
     def total(self) -> int:
@@ -119,6 +120,7 @@ def prepare(
     label: str | None = None,
     rows: int | None = None,
     overwrite: bool = False,
+    missing: str | None = None,
 ) -> tuple[Plan, list[str]]:
     """The plan of a folder, made or continued, and notes for the user.
 
@@ -143,6 +145,8 @@ def prepare(
         The largest number of rows of a part. Default: 65,536, fewer with more than 128 columns.
     overwrite : bool
         Remove the predictions of another file, run or level, or finished ones.
+    missing : str, optional
+        How missing cells are treated, if not as in the fit. `schema` has it already.
     """
     make_directory_checked(folder)
     notes = schema.check_columns([n for n in source.names if n not in (label, source.stored_label)])
@@ -175,13 +179,21 @@ def prepare(
             if stamp != stamp_of(source.path):
                 raise changed(source.path)
             plan = Plan(
-                secrets.token_hex(16), facts, summed, level, label, most, tuple(parts), text
+                secrets.token_hex(16),
+                facts,
+                summed,
+                level,
+                label,
+                most,
+                tuple(parts),
+                text,
+                missing,
             )
             for path in folder.glob("part-*.parquet"):
                 path.unlink(missing_ok=True)
             plan.save(folder)
             return plan, notes
-    _check_same(folder, old, facts, summed, level, label, rows)
+    _check_same(folder, old, facts, summed, level, label, rows, missing)
     return old, notes
 
 
@@ -212,7 +224,7 @@ def _own(name: str) -> bool:
 
 def _check_same(
     folder: Path, plan: Plan, facts: Mapping[str, Any], run: str, level: float | None,
-    label: str | None, rows: int | None,
+    label: str | None, rows: int | None, missing: str | None,
 ) -> None:  # fmt: skip
     """An error that names what differs between the plan of a folder and this call."""
     anew = "--overwrite starts anew, or give another --out"
@@ -225,6 +237,7 @@ def _check_same(
     pairs = (
         ("run", plan.run[:12], run[:12]), ("--level", plan.level, level),
         ("--id", plan.label, label), ("--rows", plan.rows, rows or plan.rows),
+        ("--missing", plan.missing, missing),
     )  # fmt: skip
     for name, then, now in pairs:
         if then != now:
@@ -287,7 +300,7 @@ def _take(
                 old.unlink(missing_ok=True)
             try:
                 frame, names = read()
-                table, notes = predict_table(posterior, schema, frame, plan.level)
+                table, notes = predict_frame(posterior, schema, frame, plan.level)
             except DataError as error:
                 part = plan.parts[number]
                 kind = "row group" if isinstance(source, ParquetInput) else "block"
@@ -355,7 +368,7 @@ def finish(folder: Path, plan: Plan) -> int:
 
 def predict_folder(
     folder: Path, source: Input, plan: Plan, run: Path, net: str | None, posterior: Any,
-    schema: Schema, jobs: int = 1,
+    schema: Schema, jobs: int = 1, missing: str | None = None,
 ) -> list[str]:  # fmt: skip
     """Predict all parts that are left, in `jobs` processes, with a progress bar."""
     left = parts_left(folder, plan)
@@ -378,7 +391,7 @@ def predict_folder(
                     found = work(folder, source, plan, posterior, schema)
                     notes |= dict.fromkeys(found)
                 else:
-                    given = [(folder, source.path, source.dialect, run, net, stop)] * jobs
+                    given = [(folder, source.path, source.dialect, run, net, missing, stop)] * jobs
                     for _, outcome in side_by_side(_work_apart, given, jobs):
                         notes |= dict.fromkeys(outcome())
             finally:
@@ -391,13 +404,19 @@ def predict_folder(
 
 
 def _work_apart(
-    folder: Path, path: Path, dialect: Dialect, run: Path, net: str | None, stop: Path
+    folder: Path,
+    path: Path,
+    dialect: Dialect,
+    run: Path,
+    net: str | None,
+    missing: str | None,
+    stop: Path,
 ) -> list[str]:
     """`work` in a process of its own."""
     from doxa.app.fitting import load_run
 
     try:
-        posterior, schema = load_run(run, net)
+        posterior, schema = load_run(run, net, missing)
         plan = Plan.load(folder)
         if plan is None:
             raise StoreError(f"{folder} has lost its plan, {PLAN}")

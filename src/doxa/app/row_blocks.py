@@ -23,12 +23,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from doxa.app import reading
-from doxa.app.reading import LINE, Dialect, import_pandas
-from doxa.app.tables import PARQUET
 from doxa.data.text_files import check_regular
 from doxa.errors import DataError, MissingExtra
 from doxa.store.artefact import readable_errors
+from doxa.tables import reading
+from doxa.tables.files import PARQUET
+from doxa.tables.reading import LINE, Dialect, import_pandas
 
 if TYPE_CHECKING:
     import pandas as pd

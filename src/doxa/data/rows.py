@@ -215,7 +215,7 @@ def numbers(frame: Any, what: str) -> np.ndarray[Any, Any]:
         raise DataError(
             f"{what} has {'a column' if one else 'columns'} of other things than numbers: "
             f"{', '.join(bad[:_MOST])}{', …' if len(bad) > _MOST else ''}; encode "
-            f"{'it' if one else 'them'} first, or use the command line, which encodes columns"
+            f"{'it' if one else 'them'} first, or use doxa.fit_table, which encodes columns"
         )
     return np.column_stack(list(parts.values()))
 

@@ -108,6 +108,16 @@ class Transitions(Iterator[Transition]):
         return self._sampling.method
 
     @property
+    def traced(self) -> bool:
+        """Whether steps leave records. It may be set between two steps: draws do not depend on
+        it, and steps without records are faster."""
+        return self._watch.trace
+
+    @traced.setter
+    def traced(self, value: bool) -> None:
+        self._watch.trace = checks.flag("traced", value)
+
+    @property
     def controls(self) -> tuple[str, ...]:
         """The settings that `change` takes."""
         return controls_of(self.method, self._sampling.run)

@@ -54,6 +54,7 @@ from doxa.driver.loop import (
     saved_engine,
     without_moments,
 )
+from doxa.driver.setup import divisible
 from doxa.driver.watch import Watch
 from doxa.engine.engine import default_modes, threads, threads_for
 from doxa.errors import StoreError
@@ -75,10 +76,7 @@ WORK, WORK_ON_DEVICE = 2e8, 1e10
 def block_size(run: Run, method: Method) -> int:
     """The largest number of members of a block, by the rule above, or as the user has set it."""
     settings = run.settings
-    whole = (
-        method.shares not in ("members", "both") or run.problem.model is None
-        or run.pooled_rows is not None or bool(settings.callbacks)
-    )  # fmt: skip
+    whole = run.pooled_rows is not None or not divisible(run.problem, method, settings)
     if whole or run.size == 1:
         return run.size
     if settings.block_size is not None:

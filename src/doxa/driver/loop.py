@@ -194,10 +194,10 @@ def copied(state: State) -> State:
     return {k: v.clone() for k, v in state.items()}
 
 
-def without_moments(state: State) -> State:
+def without_moments(state: State, passing: Sequence[str] = ()) -> State:
     """A state without the moments of the optimiser, as large networks keep it: each is another copy
-    of the weights."""
-    return {k: v for k, v in state.items() if not k.startswith("optim.")}
+    of the weights. `passing` names more such entries."""
+    return {k: v for k, v in state.items() if not (k.startswith("optim.") or k in passing)}
 
 
 def separate(state: State) -> State:
@@ -333,8 +333,9 @@ class StopAt:
         if any(now):
             if not at.best:
                 at.best, at.best_step = copied(at.good), [at.done] * len(now)
-            some = next(iter(at.state.values()))
-            at.best = chosen(torch.tensor(now, device=some.device), at.state, at.best)
+            own = {name: at.state[name] for name in at.best}  # a large network's has no moments
+            some = next(iter(own.values()))
+            at.best = chosen(torch.tensor(now, device=some.device), own, at.best)
             at.best_step = [at.done if b else t for t, b in zip(at.best_step, now, strict=True)]
         return at.t >= max(self.steps)
 
@@ -573,7 +574,9 @@ class Driver:
         if at.t == 0:
             if stage.enter is not None:
                 at.state = stage.enter(run, at.state)
-            at.good = copied(without_moments(at.state) if run.by_tensor else at.state)
+            at.good = copied(
+                without_moments(at.state, stage.passing) if run.by_tensor else at.state
+            )
             at.best, at.best_score, at.waited = {}, [], []
         if steps == 0:
             return True
@@ -615,6 +618,7 @@ class Driver:
             else:
                 before = copied(at.state) if tick else {}
             records: list[Any] = []
+            trace = None
             if watch is not None and watch.trace:
                 trace = records
                 if executor.mode != "eager":  # a recording has no trace: the same step once more
@@ -650,7 +654,7 @@ class Driver:
         mode = executor.mode if stage.recorded is None else stage.recorded.mode
         at.modes[stage.name] = [steps, mode]
         if run.by_tensor:
-            at.state, at.good = without_moments(at.state), {}
+            at.state, at.good = without_moments(at.state, stage.passing), {}
             release_memory(run)
         if at.best:
             at.state = at.best
@@ -674,7 +678,7 @@ class Driver:
         if not stage.capturable:
             return Executor(step)
         if self.run.engine.mode is not None:
-            return Executor(step, self.run.engine.mode, ahead)
+            return Executor(step, self.run.engine.mode, ahead, asked=True)
         trial = lambda: (dict(at.state), feed.batch(0), ticks[0], rates[0])  # noqa: E731
         return choose_executor(step, trial, self.run, len(ticks), ahead)
 

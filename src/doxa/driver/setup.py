@@ -705,6 +705,23 @@ def expects_by_tensor(
     return Engine.parse(requested).takes_tensors(device)
 
 
+def divisible(problem: Problem, method: Method, settings: FitSettings) -> bool:
+    """Whether members may be trained apart from each other (`blocks.py`)."""
+    shared = method.shares in ("members", "both")
+    return shared and problem.model is not None and not settings.callbacks
+
+
+def expects_turns(problem: Problem, method: Method, data: Data, settings: FitSettings) -> bool:
+    """Whether each member will be trained to its end before the next one begins, if members are
+    computed one at a time. False if they may pool their held-out rows (`Run.pooled_rows`), because
+    these are few."""
+    few = data.validation is not None and not data.tasks and (
+        min(map(data.effective_rows, data.validation)) < FEWEST_HELD_OUT
+    )  # fmt: skip
+    alone = settings.block_size in (None, 1)
+    return alone and divisible(problem, method, settings) and not few
+
+
 def select_engine(
     run: Run, requested: str | Engine, method: Method, precision: str = "full"
 ) -> Engine:

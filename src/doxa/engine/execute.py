@@ -69,11 +69,13 @@ class Executor:
     the source of the step's random numbers, if they are drawn ahead."""
 
     def __init__(
-        self, step: Step, mode: str = "eager", ahead: PrefetchedNoise | None = None
-    ) -> None:
+        self, step: Step, mode: str = "eager", ahead: PrefetchedNoise | None = None,
+        asked: bool = False,
+    ) -> None:  # fmt: skip
         self.step = step
         self.mode = mode
         self.ahead = ahead
+        self.asked = asked  # by the user: a mode that cannot run is then worth a warning
         self.ours: State | None = None  # a state that nothing else refers to: steps overwrite it
         self._ready: Any = None
         self._shapes: list[torch.Size] = []
@@ -93,8 +95,9 @@ class Executor:
                 self._shapes = shapes
             except Exception as error:  # whatever a tracer or compiler raises: eager always works
                 cause = _first(error)
-                log.warning(
-                    "engine: %s failed (%s: %s); running eagerly",
+                log.log(
+                    logging.WARNING if self.asked else logging.INFO,
+                    "engine: %s failed (%s: %s); running eagerly, with the same results",
                     self.mode, type(cause).__name__, (str(cause).splitlines() or [""])[0][:120],
                 )  # fmt: skip
                 self.mode = "eager"

@@ -98,6 +98,8 @@ class MAP(Method):
         checks = min(64 << 20, (7 + 6 * work.members) << 20)
         if not work.held_out:
             checks = min(checks, 24 * work.copy)
+        if work.by_tensor and work.in_turn:  # θ; the posteriors of all members, and of each alone
+            return max(super().planned_bytes(work), 3 * work.copy + checks)
         if work.by_tensor:
             checks = min(40 << 20, 4 * work.copy)
         return super().planned_bytes(work) + checks

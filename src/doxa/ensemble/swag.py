@@ -122,7 +122,7 @@ class SWAG(SWA):
         return lambda run, state: begin(run, take(run, state))
 
     def _empty(self, run: Run) -> State:
-        zeros = run.n.new_zeros(run.size, self.rank + 1, len(run.subset_index))
+        zeros = run.n.new_zeros(run.size, self.rank + 1, run.subset_size)
         mean = run.n.new_zeros(run.size, run.layout.size)
         return {
             "mean": mean, "squares": zeros[:, 0].clone(), "deviations": zeros[:, 1:].clone(),

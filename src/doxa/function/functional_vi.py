@@ -245,8 +245,8 @@ class FunctionalVI(DrawnWeights):
     def init(self, run: Run) -> State:
         state = run.init_network()
         std = run.field(self, "initial_std").unsqueeze(1)
-        rho = std.log().expand(run.size, len(run.subset_index)).clone()
-        state = {**state, "mean": state.pop("theta"), "rho": rho}
+        rho = std.log().expand(run.size, run.subset_size).clone()
+        state = {"mean": state.pop("theta"), **state, "rho": rho}
         if self._points(run):
             state |= box(run, self.margin)
         if self.function_prior in KERNELS:

@@ -80,7 +80,7 @@ class MinibatchMH(StochasticGradient):
 
     def memory(self, run: Run, theta: Tensor) -> State:
         zero = theta.new_zeros(run.size, 1)
-        return {"step": zero + step_size(run, self), "accepted": zero}
+        return {"step": zero + step_size(run, self), "accepted": zero, "transitions": zero.clone()}
 
     def stages(self, run: Run) -> Iterable[Stage]:
         *before, sample = super().stages(run)
@@ -125,8 +125,10 @@ class MinibatchMH(StochasticGradient):
                 size = size * ((rate - target) * (clock.t.to(size.dtype) + 1.0) ** -0.6).exp()
             now = torch.where(accept.squeeze(1), new, value)
             info = report(run, now) | {"accept": rate.squeeze(1), "step_size": size.squeeze(1)}
-            accepted = state["accepted"] + rate
-            return {**state, "theta": theta, "step": size, "accepted": accepted}, info
+            counted = {
+                "accepted": state["accepted"] + rate, "transitions": state["transitions"] + 1,
+            }  # fmt: skip
+            return {**state, "theta": theta, "step": size, **counted}, info
 
         return step
 
@@ -137,7 +139,7 @@ class MinibatchMH(StochasticGradient):
         return super().change(run, state, name, value)
 
     def finish(self, run: Run, state: State, kept: Tensor | None) -> Posterior:
-        accept = (state["accepted"] / (self.draws * self.thin)).flatten()
+        accept = _share(state).flatten()
         posterior = super().finish(run, state, kept)
         posterior.record.diagnostics |= {
             "accept": accept.tolist(), "step_size": state["step"].flatten().tolist(),
@@ -145,7 +147,7 @@ class MinibatchMH(StochasticGradient):
         return posterior
 
     def acceptance(self, state: State) -> float:
-        return float((state["accepted"] / (self.draws * self.thin)).min())
+        return float(_share(state).min())
 
 
 def _pull(run: Run, state: State, theta: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -155,4 +157,10 @@ def _pull(run: Run, state: State, theta: Tensor, batch: Batch) -> tuple[Tensor, 
 
 
 def _count_anew(run: Run, state: State) -> State:
-    return {**state, "accepted": torch.zeros_like(state["accepted"])}
+    zero = torch.zeros_like(state["accepted"])
+    return {**state, "accepted": zero, "transitions": zero.clone()}
+
+
+def _share(state: State) -> Tensor:
+    """The mean acceptance of the transitions so far, [M, 1]: a run may not have ended."""
+    return state["accepted"] / state["transitions"].clamp(min=1)

@@ -127,6 +127,9 @@ class Workload:
     factors : int
         Numbers in the Kronecker factors of one network: the squares of the inputs and of the
         outputs of each tensor of uncertain weights.
+    divisible : bool
+        Whether each member is trained to its end before the next one begins, if members are
+        computed one at a time.
     """
 
     members: int
@@ -149,12 +152,14 @@ class Workload:
     parts: bool = False
     recomputed: int = 0
     factors: int = 0
+    divisible: bool = False
 
     @classmethod
     def of(
         cls, problem: Problem, data: Data, members: int, batch: int, output: Any, inputs: Any,
         draws_budget: int | None, by_tensor: bool = False, at_once: int = 1,
         microbatch: int | None = None, moments: int = 2, parts: bool = False,
+        divisible: bool = False,
     ) -> Workload:  # fmt: skip
         model = problem.model
         brought = sum(module.layout.size for module in problem.modules.values())
@@ -176,13 +181,18 @@ class Workload:
             members, weights, uncertain, brought, max(map(len, data.rows)), _count(inputs),
             _count(output), features, batch, torch.finfo(data.dtype).bits // 8, draws_budget,
             by_tensor, data.validation is not None, activations, at_once, microbatch, moments,
-            parts, recomputed, factors,
+            parts, recomputed, factors, divisible,
         )  # fmt: skip
 
     @property
     def copy(self) -> int:
         """Bytes of one copy of all members' weights."""
         return self.members * (self.weights + self.brought) * self.itemsize
+
+    @property
+    def in_turn(self) -> bool:
+        """Whether members are trained one after the other."""
+        return self.divisible and self.at_once == 1 and self.members > 1
 
     @property
     def step_rows(self) -> int:
@@ -214,14 +224,13 @@ def planned_parts(method: Method, work: Workload) -> dict[str, int]:
     state = method.state_copies
     state = float(work.moments) if state is None else state
     large = work.by_tensor and method.large_copies is not None
-    draws = min(method.kept_draws * copy, work.draws_budget)
     sizes = {
         "weights": copy,
         "state of the method and the optimiser": int(state * copy),
         "gradients": copy // work.members if work.by_tensor else copy,
         "last finite state": copy if large else int((1.0 + state) * copy),
         "held-out copy": copy if work.held_out and method.overfits else 0,
-        "draws kept": draws,
+        "draws kept": method.kept_bytes(work),
     }
     parts: dict[str, int] = {}
     for name, size in sizes.items():
@@ -751,15 +760,32 @@ class Method(metaclass=_Renaming):
         """The peak memory of a fit: state, gradients, copies and kept draws. It is right to a
         factor of two; for large networks with `large_copies`, within 15 %.
         `doxa.method.method` lists what is not counted."""
-        particles = work.copy * self.width
+        kept = self.kept_bytes(work)
+        if work.by_tensor and self.large_copies is not None:
+            return self.training_bytes(work) + kept
+        return self.training_bytes(work) + kept + drawn_bytes(self.predicted_draws, work)
+
+    def kept_bytes(self, work: Workload) -> int:
+        """The part of `planned_bytes` that is kept draws. Those of members that are trained one
+        after the other are joined at the end, which takes a copy."""
+        kept = min(self.kept_draws * work.copy * self.width, work.draws_budget)
+        return 2 * kept if work.in_turn else kept
+
+    def training_bytes(self, work: Workload) -> int:
+        """The part of `planned_bytes` that steps need. Where members are trained one after the
+        other, it is that of one of them, and what is kept of the others: of a large network, what
+        the posterior is made of (`best_copies`); of others the state, and a copy of the weights."""
         if work.by_tensor and self.large_copies is not None:
             every, one = self.large_copies
             every += self.best_copies * (work.held_out and self.overfits)
-            drawn = min(self.kept_draws * particles, work.draws_budget)
-            return int((every + one / work.members) * particles) + drawn
-        kept = min(self.kept_draws * particles, work.draws_budget)
-        predicting = drawn_bytes(self.predicted_draws, work)
-        return int(self.copies * particles) + kept + predicting
+            done = self.best_copies
+        else:
+            every, one = self.copies, 0.0
+            done = 2.0 + (work.moments if self.state_copies is None else self.state_copies)
+        rows = every * work.members + one
+        if work.in_turn:
+            rows = min(rows, every + one + done * work.members)
+        return int(rows * work.copy * self.width / work.members)
 
     def reads_inputs(self, run: Run) -> bool:
         """Whether x is used other than as the network's input. The outputs of a frozen trunk are

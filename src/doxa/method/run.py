@@ -311,8 +311,14 @@ class Run:
         return free
 
     @cached_property
+    def subset_size(self) -> int:
+        """The number of uncertain weights."""
+        return self.layout.select(self.net.subset_names).size
+
+    @cached_property
     def subset_index(self) -> Tensor:
-        """Positions of the uncertain weights in the flat vector."""
+        """Positions of the uncertain weights in the flat vector: of a large network two copies of a
+        row of weights, for methods that need more than `subset_size` and `subset_where`."""
         return self.layout.index(self.net.subset_names).to(self.device)
 
     @cached_property
@@ -327,9 +333,9 @@ class Run:
     def subset_prior(self) -> BoundPrior:
         """The prior of the uncertain weights alone, as an evidence or a bound on it needs it."""
         where = self.subset_where
-        if isinstance(where, slice) and where != slice(0, self.layout.size):
-            return self.prior.of_slice(where)
-        return self.prior.of(self.subset_index)
+        if isinstance(where, Tensor):
+            return self.prior.of(where)
+        return self.prior if where == slice(0, self.layout.size) else self.prior.of_slice(where)
 
     def once(self, what: str, make: Callable[[], T]) -> T:
         """A value that a method computes from this run, cached at the first call. It must be a

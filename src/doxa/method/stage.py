@@ -75,6 +75,9 @@ class Stage:
         rate and schedule of `fit`.
     recorded : Recorded, default None
         How parts of the step are executed, if only parts of it are recorded.
+    passing : tuple of str, default ()
+        Names of the state that only the steps of this stage read, as they read the moments of an
+        optimiser: a large network keeps no second copy of them.
     product : float, default None
         Multiplications in the largest matrix product of the stage, for the choice of the number of
         threads. None means that of the network's gradient.
@@ -92,6 +95,7 @@ class Stage:
     hooks: Hooks = field(default_factory=dict)
     rates: Tensor | None = None
     recorded: Recorded | None = None
+    passing: tuple[str, ...] = ()
     product: float | None = None
 
 

@@ -29,7 +29,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
 from doxa.data import cast
@@ -85,6 +85,35 @@ def looked_at(model: Model, x: Inputs) -> Model:
         return model
     row = tree_map(lambda t: cast(t[:1], model.device, model.dtype), x)
     return copy.copy(model).build(row)
+
+
+def as_numbers(model: Model, x: Inputs) -> Inputs:
+    """A table of whole numbers (or truth values) as floats, if the network multiplies its inputs;
+    any other x as it is.
+
+    Integers are codes to a network that looks them up, such as one with embeddings, and numbers to
+    one that multiplies them. A network without embeddings is tried with one row of each. Images
+    and sequences of integers stay what they are: their scale is the user's choice.
+    """
+    if not isinstance(x, Tensor) or x.is_floating_point() or x.ndim > 2 or not len(x):
+        return x
+    if any(isinstance(each, nn.Embedding | nn.EmbeddingBag) for each in model.net.modules()):
+        return x
+    row = x[:1].to(model.device)
+    if _runs(model, row) or not _runs(model, row.to(model.dtype)):
+        return x  # it takes integers, or the error that follows says what is wrong
+    log.info("x holds whole numbers, and the network multiplies its inputs: used as numbers")
+    return x.double()
+
+
+def _runs(model: Model, row: Tensor) -> bool:
+    """Whether the network gives outputs for this row."""
+    try:
+        with torch.no_grad():
+            model.forward({}, row, buffers=model.scratch())
+    except Exception:  # whatever the user's forward raises
+        return False
+    return True
 
 
 def check_logits(whole: Likelihood, f: Any) -> None:

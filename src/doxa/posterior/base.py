@@ -10,19 +10,20 @@ The registry holds the kinds of posterior by the names under which they are save
 from __future__ import annotations
 
 import copy
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Required, Self, TypedDict
+from typing import TYPE_CHECKING, Any, ClassVar, Required, Self, TypedDict
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
-from doxa import checks, describe, store
+from doxa import checks, describe, registry, store
 from doxa.data import (
     FittedRows,
     Names,
@@ -37,14 +38,20 @@ from doxa.data import (
     warn_far,
     without_labels,
 )
-from doxa.data.rows import RowsByWindow
+from doxa.data.rows import RowsByWindow, is_frame
 from doxa.engine.engine import default_modes
 from doxa.errors import DataError, MethodError, ShapeError, StoreError, Unavailable, deprecated
 from doxa.likelihoods import Affine, Likelihood
 from doxa.linalg.layout import Params
 from doxa.model import Model
+from doxa.model.checks import as_numbers
 from doxa.posterior.certificate import Certificate, doxa_version, fingerprint, today
 from doxa.predictive import Predictive
+
+if TYPE_CHECKING:
+    from doxa.tables.schema import Schema
+
+log = logging.getLogger("doxa")
 
 REGISTRY: dict[str, type[Posterior]] = {}
 
@@ -411,6 +418,11 @@ class Posterior(describe.Described, ABC):
         return self.record.status
 
     @property
+    def reason(self) -> str:
+        """Why the status is what it is, in a sentence; "" if there is nothing to say."""
+        return self.record.status.reason
+
+    @property
     def history(self) -> dict[str, Any]:
         return self.record.history
 
@@ -613,8 +625,34 @@ class Posterior(describe.Described, ABC):
 
     def ordered(self, x: Any) -> Any:
         """x with the batches of a loader concatenated, and the columns of a data frame in the order
-        of the fit."""
-        return reorder_columns(join_batches(x), self.columns)
+        of the fit. A data frame for the fit of a table is encoded as in the fit."""
+        x = join_batches(x)
+        if "table" in self.metadata and is_frame(x):
+            return self._encoded(x)
+        return reorder_columns(x, self.columns)
+
+    @property
+    def table(self) -> Schema | None:
+        """The columns of the table that was fitted, and how they are encoded; None if the fit was
+        given numbers (`doxa.fit`)."""
+        saved = self.metadata.get("table")
+        if saved is None:
+            return None
+        from doxa.tables.schema import Schema  # imported here: most posteriors have no table
+
+        return Schema.from_json(saved)
+
+    def _encoded(self, frame: Any) -> Any:
+        """The inputs of rows with raw columns, by the schema of the fit."""
+        schema = self.table
+        assert schema is not None
+        inputs = [name for column in schema.columns for name in column.inputs]
+        if list(frame.columns) == inputs:  # encoded before
+            return reorder_columns(frame, self.columns)
+        x, notes = schema.features(frame)
+        for note in notes:
+            log.warning(note)
+        return x
 
     def ordered_pair(self, data: Any) -> Any:
         """(x, y) with x as in `ordered`; anything else is returned unchanged."""
@@ -636,6 +674,8 @@ class Posterior(describe.Described, ABC):
         """x as checked tensors in fitted units."""
         names = Names(None if self.columns is None else tuple(self.columns), Names.of(x).index)
         x = self.read(x)
+        if isinstance(x, Tensor) and not x.is_floating_point() and self.model is not None:
+            x = as_numbers(self.model, x)
         self._check_shape(x)
         if rows_of(x, "x") == 0:
             raise DataError("x has no rows (N = 0)")
@@ -735,7 +775,7 @@ class Posterior(describe.Described, ABC):
                 if loc.ndim > len(shape) or loc.shape != shape[len(shape) - loc.ndim :]:
                     raise StoreError(f"x of shape {shape} has scales of shape {tuple(loc.shape)}")
 
-    def save(self, path: str | Path, frozen: bool = True) -> None:
+    def save(self, path: str | Path, frozen: bool = True, overwrite: bool | None = None) -> None:
         """Write a directory of safetensors and JSON files, atomically and with checksums.
 
         Parameters
@@ -746,6 +786,10 @@ class Posterior(describe.Described, ABC):
             False: parameters with requires_grad=False are not written, only their checksums. The
             artefact of adapters then does not contain the network that they adapt, and loading it
             needs the same network: `doxa.load(path, net=net)`.
+        overwrite : bool, optional
+            What happens if the directory holds an artefact already. True: it is replaced. False:
+            an error. Default: it is replaced, with a warning in the log. Other files in the
+            directory are always an error.
 
         Notes
         -----
@@ -753,13 +797,19 @@ class Posterior(describe.Described, ABC):
         """
         one_writes = writing.get()
         if one_writes is None:
-            self._write(path, frozen)
+            self._write(path, frozen, overwrite)
             return
         with one_writes(str(path)) as first:
             if first:
-                self._write(path, frozen)
+                self._write(path, frozen, overwrite)
 
-    def _write(self, path: str | Path, frozen: bool) -> None:
+    def _write(self, path: str | Path, frozen: bool, overwrite: bool | None) -> None:
+        if not overwrite and store.is_artefact(path):
+            if overwrite is not None:
+                raise StoreError(
+                    f"{path} holds an artefact already: choose another folder, or overwrite=True"
+                )
+            log.warning("%s held an artefact, which is replaced (overwrite=True says so)", path)
         from doxa.posterior.saving import to_artefact, without_frozen
 
         tensors, meta = to_artefact(self)
@@ -768,7 +818,12 @@ class Posterior(describe.Described, ABC):
         store.write_artefact(path, tensors, meta)
 
     def described(self) -> describe.Words:
-        return describe.posterior(self)
+        found = describe.posterior(self)
+        row = next((row for row in registry.ROWS if row.name == self.method.name), None)
+        if row is None or row.evidence or row.elbo or row.tasks == ("tasks",):
+            return found
+        none = f"none: {row.name} gives neither evidence nor a bound; laplace, linear and gp do"
+        return replace(found, facts=[*found.facts, ("evidence", none)])
 
 
 def _shape_list(tree: Any) -> list[tuple[int, ...]]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Self
@@ -23,7 +24,12 @@ import numpy as np
 import torch
 from sklearn.base import BaseEstimator
 from sklearn.utils import _safe_indexing, check_array, check_random_state
-from sklearn.utils.validation import _num_samples, check_is_fitted, validate_data
+from sklearn.utils.validation import (
+    _check_feature_names,
+    _num_samples,
+    check_is_fitted,
+    validate_data,
+)
 from torch import Tensor, nn
 
 from doxa import checks, likelihoods, nets
@@ -35,8 +41,12 @@ from doxa.model import Subset
 from doxa.predictive import Predictive
 from doxa.sklearn import saving
 from doxa.sklearn.saving import Builder, made
+from doxa.tables.columns import Column
+from doxa.tables.schema import encode, infer_inputs
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+log = logging.getLogger("doxa")
 
 _FLOATS = (np.float64, np.float32)
 _ENCODE = (
@@ -48,9 +58,35 @@ _ENCODE = (
 def training_rows(estimator: BaseEstimator, X: Any, y: Any, **rules: Any) -> tuple[Array, Array]:
     """X [N, D] and y of a fit; the estimator learns how many columns there are, and their names."""
     X, y = _array_of(X), _array_of(y)
-    _refuse_dates(X)
+    vars(estimator).pop("columns_", None)
+    names = _raw_columns(X)
+    if names is not None:
+        X = _learn_columns(estimator, X)
     rows: tuple[Array, Array] = _checked(estimator, X, y, reset=True, ensure_min_samples=2, **rules)
+    if names is not None:
+        estimator.n_features_in_, estimator.feature_names_in_ = len(names), names
     return rows
+
+
+def _raw_columns(X: Any) -> Array | None:
+    """The names of a data frame that has text, categories or dates; None for any other X."""
+    if not _is_frame(X) or not all(isinstance(name, str) for name in X.columns):
+        return None
+    if all(getattr(dtype, "kind", "O") in "biuf" for dtype in X.dtypes):
+        return None
+    return np.asarray(X.columns, dtype=object)
+
+
+def _learn_columns(estimator: Any, X: Any) -> Array:
+    """The encoded inputs; the estimator remembers the columns and their encoding."""
+    columns, notes, _ = infer_inputs(X, {})
+    for note in notes:
+        log.info(note)
+    if not columns:
+        raise DataError("X has no input column that can be used: " + "; ".join(notes))
+    found = encode(X, columns)[0]
+    estimator.columns_ = [asdict(column) for column in columns]
+    return found
 
 
 def new_rows(estimator: BaseEstimator, X: Any, any_order: bool) -> Array:
@@ -62,8 +98,28 @@ def new_rows(estimator: BaseEstimator, X: Any, any_order: bool) -> Array:
         given = list(X.columns)
         if given != list(known) and len(given) == len(known) and set(given) == set(known):
             X = X[list(known)]
+    columns = vars(estimator).get("columns_")
+    if columns is not None:
+        return _encoded_rows(estimator, X, [Column.from_json(column) for column in columns])
     rows: Array = _checked(estimator, X, "no_validation", reset=False)
     return rows
+
+
+def _encoded_rows(estimator: Any, X: Any, columns: list[Column]) -> Array:
+    """New rows of raw columns, encoded as in the fit."""
+    if not _is_frame(X):
+        raise DataError(
+            "the estimator was fitted to a data frame with text or dates: pass a data frame with "
+            f"the columns {_listed([repr(name) for name in estimator.feature_names_in_])}"
+        )
+    try:
+        _check_feature_names(estimator, X, reset=False)
+    except ValueError as error:
+        raise DataError(_with_place(str(error), X, None)) from error
+    found, notes = encode(X, columns)
+    for note in notes:
+        log.warning(note)
+    return found
 
 
 def row_weights(sample_weight: Any, rows: int) -> Array | None:
@@ -115,18 +171,6 @@ def _checked(estimator: BaseEstimator, X: Any, y: Any, **rules: Any) -> Any:
         raise
     except ValueError as error:
         raise DataError(_with_place(str(error), X, y)) from error
-
-
-def _refuse_dates(X: Any) -> None:
-    if not _is_frame(X):
-        return
-    kinds = [getattr(dtype, "kind", "") for dtype in X.dtypes]
-    dates = [repr(name) for name, kind in zip(X.columns, kinds, strict=True) if kind in ("m", "M")]
-    if dates:
-        raise DataError(
-            f"X holds dates in column {_listed(dates)}: derive numbers from them first (days since "
-            "a date, month, weekday)"
-        )
 
 
 def _with_place(message: str, X: Any, y: Any) -> str:
@@ -189,9 +233,6 @@ def _listed(names: list[str], most: int = 8) -> str:
     return ", ".join(names[:most]) + (", …" if len(names) > most else "")
 
 
-log = logging.getLogger("doxa")
-
-
 def counted(X: Array, y: Array, weight: Array | None) -> tuple[Array, Array, Array | None]:
     """(X, y, weight) with each row once; weight is None where every row counts one."""
     if weight is not None:
@@ -221,6 +262,8 @@ class BayesianEstimator(BaseEstimator):
         Number of columns of X.
     feature_names_in_ : ndarray of str
         Names of the columns, if X had any.
+    columns_ : list of dict
+        How the columns are encoded, if X was a data frame with text, categories or dates.
     """
 
     def __init__(
@@ -361,10 +404,11 @@ class BayesianEstimator(BaseEstimator):
         each = p.log_prob(self._known_targets(y)).cpu().double().numpy()
         return float(np.average(each, weights=row_weights(sample_weight, len(each))))
 
-    def save(self, path: str | Path) -> None:
-        """Write posterior and settings as safetensors and JSON; `load` and `doxa.load` read it."""
+    def save(self, path: str | Path, overwrite: bool | None = None) -> None:
+        """Write posterior and settings as safetensors and JSON; `load` and `doxa.load` read it.
+        `overwrite` as in `Posterior.save`."""
         check_is_fitted(self)
-        saving.save(self, path)
+        saving.save(self, path, overwrite)
 
     @classmethod
     def load(
@@ -414,8 +458,15 @@ class BayesianEstimator(BaseEstimator):
         if self.net is None:
             if not method.needs_network:
                 return None
-            return nets.mlp(self.n_features_in_, self._outputs, self._widths())
-        return made(self.net, self.n_features_in_, self._outputs)
+            return nets.mlp(self._inputs(), self._outputs, self._widths())
+        return made(self.net, self._inputs(), self._outputs)
+
+    def _inputs(self) -> int:
+        """The number of inputs of the network."""
+        columns = vars(self).get("columns_")
+        if columns is None:
+            return int(self.n_features_in_)
+        return sum(Column.from_json(column).width for column in columns)
 
     def _widths(self) -> list[int]:
         if isinstance(self.hidden, str) or not isinstance(self.hidden, Iterable):

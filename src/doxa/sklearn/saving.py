@@ -52,7 +52,7 @@ _OWN = "own"  # a network that no registered builder made
 _PRIVATE = ("_outputs", "_flat")  # learned of y, for ourselves
 
 
-def save(estimator: BayesianEstimator, path: str | Path) -> None:
+def save(estimator: BayesianEstimator, path: str | Path, overwrite: bool | None = None) -> None:
     """Save the posterior, with the settings and attributes of the estimator in its metadata.
 
     A network is stored by its registered builder or not at all; a `RandomState` is stored as the
@@ -74,7 +74,7 @@ def save(estimator: BayesianEstimator, path: str | Path) -> None:
         },
     }  # fmt: skip
     posterior.metadata[KEY] = stored
-    posterior.save(path)
+    posterior.save(path, overwrite=overwrite)
 
 
 def load(
@@ -129,7 +129,7 @@ def _given(estimator: BayesianEstimator) -> nn.Module | None:
     if estimator.net is None:
         return None
     with drawing("network"):  # what torch draws for it is replaced
-        return made(estimator.net, estimator.n_features_in_, estimator._outputs)
+        return made(estimator.net, estimator._inputs(), estimator._outputs)
 
 
 def _plain(value: Any) -> Any:

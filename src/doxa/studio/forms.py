@@ -24,9 +24,9 @@ _LARGEST = 1_000_000
 _NEEDED = {"flows": "zuko", "gp": "gpytorch"}  # the package of an extra
 
 
-def regression_methods() -> list[Row]:
-    """The methods that fit numbers of one input, and that are installed."""
-    return [row for row in doxa.methods() if "regression" in row.tasks and _installed(row)]
+def methods_for(task: str) -> list[Row]:
+    """The methods for "regression" or "classification" that are installed."""
+    return [row for row in doxa.methods() if task in row.tasks and _installed(row)]
 
 
 def _installed(row: Row) -> bool:

@@ -55,6 +55,13 @@ TYPES = {
 }
 # What the page that exchanges the token loads: without a session.
 PUBLIC = ("/pages/enter.js", "/pages/studio.css", "/pages/icon.svg", "/pages/strings.js")
+# The pages of rooms, which a link of another site may open: they hold no data.
+ROOM_PAGES = {
+    "/": "/pages/index.html",
+    "/classification": "/pages/classification.html",
+    "/samplers": "/pages/samplers.html",
+    "/lessons": "/pages/lessons.html",
+}
 
 
 @dataclass(frozen=True)
@@ -179,7 +186,7 @@ class Studio:
 
     def __init__(self, pool: Pool, rooms: Sequence[Room] = ()) -> None:
         self.pool, self.rooms = pool, rooms
-        self._named = {"/": "/pages/index.html", EXCHANGE: "/pages/enter.html"}
+        self._named = ROOM_PAGES | {EXCHANGE: "/pages/enter.html"}
         self._named |= {f"/{room.name}": f"/pages/{room.name}.html" for room in rooms}
         self.pages: set[Page] = set()
         self._files = {
@@ -274,7 +281,7 @@ def build(
     """The application with its doors, for a server on this port."""
     modules, given = {r.name: r.module for r in rooms}, {r.name: r.given for r in rooms}
     studio = Studio(pool or Pool(rooms=ROOMS | modules, given=given), rooms)
-    linked = ("/", *(f"/{room.name}" for room in rooms))
+    linked = (*ROOM_PAGES, *(f"/{room.name}" for room in rooms))
     return Doors(studio.app(), port, hosts, PUBLIC, linked), studio
 
 

@@ -41,7 +41,14 @@ PATIENCE = 1.0  # seconds between the request to stop and the signal
 _FAILED_STARTS = 3  # as many in a row, and no further process is started
 _QUEUED = 64  # jobs that wait, of all pages together
 
-ROOMS = {"functions": "doxa.studio.functions"}  # the module of a room, with TASKS and `warm_up`
+# The module of a room, with TASKS, `facts` and `warm_up`.
+ROOMS = {
+    "functions": "doxa.studio.functions",
+    "classification": "doxa.studio.classification",
+    "samplers": "doxa.studio.samplers",
+    "lessons": "doxa.studio.lessons",
+}
+CONTINUED = frozenset({"samplers"})  # rooms that continue, in a process, what it computed before
 
 
 class Cancelled(Exception):
@@ -204,6 +211,7 @@ class _Worker:
     job: Job | None = None
     head: dict[str, Any] | None = None  # of the content that follows
     timers: list[asyncio.TimerHandle] = field(default_factory=list)
+    panels: set[Hashable] = field(default_factory=set)  # that it can continue
 
 
 class Pool:
@@ -290,6 +298,9 @@ class Pool:
         for panel in panels:
             if isinstance(panel, tuple) and panel[0] == page:
                 self.cancel(panel)
+        for worker in self._workers:
+            left = {p for p in worker.panels if isinstance(p, tuple) and p[0] == page}
+            worker.panels -= left
 
     def _start_one(self) -> None:
         context = multiprocessing.get_context("spawn")
@@ -310,7 +321,14 @@ class Pool:
                 return
             if not worker.ready or worker.job is not None:
                 continue
-            job = self._waiting.pop(next(iter(self._waiting)))
+            job = next((j for j in self._waiting.values() if self._suits(worker, j)), None)
+            if job is None:
+                continue
+            del self._waiting[job.panel]
+            for each in self._workers:
+                each.panels.discard(job.panel)
+            if job.room in CONTINUED:
+                worker.panels.add(job.panel)
             worker.job = job
             asked = {"job": job.number, "room": job.room, "task": job.task, "content": job.content}
             later = asyncio.get_running_loop().call_later
@@ -319,6 +337,14 @@ class Pool:
                 worker.pipe.send_bytes(json.dumps(asked).encode())
             except OSError:
                 self._died(worker)
+
+    def _suits(self, worker: _Worker, job: Job) -> bool:
+        """Whether a process should compute a job: not if another one can continue the panel and
+        will soon be free, unless this one has nothing to continue."""
+        owner = next((each for each in self._workers if job.panel in each.panels), None)
+        if owner is None or owner is worker or not worker.panels:
+            return True
+        return owner.job is not None and owner.job.room not in CONTINUED
 
     def _stop(self, worker: _Worker, job: Job) -> None:
         job.cancelled = True

@@ -200,9 +200,9 @@ class FlowVI(DrawnWeights):
     def init(self, run: Run) -> State:
         state = run.init_network()
         std = run.field(self, "initial_std").unsqueeze(1)
-        rho = std.expm1().log().expand(run.size, len(run.subset_index)).clone()
+        rho = std.expm1().log().expand(run.size, run.subset_size).clone()
         flow = identity(run.problem.modules["flow"], run.init_modules()["flow"])
-        return {**state, "mean": state.pop("theta"), "rho": rho, "flow": flow}
+        return {"mean": state.pop("theta"), **state, "rho": rho, "flow": flow}
 
     def stages(self, run: Run) -> Iterable[Stage]:
         over = ("mean", "rho", "flow")

@@ -93,8 +93,7 @@ class IVON(VariationalGaussian):
     name: ClassVar[str] = "ivon"
     default_rate: ClassVar[float] = 0.1
     state_copies: ClassVar[float | None] = 2.0  # the variance and the momentum
-    large_copies: ClassVar[tuple[float, float] | None] = (12.0, 1.0)  # as measured
-    best_copies: ClassVar[float] = 3.0  # the mean, the variance and the momentum
+    large_rows: ClassVar[tuple[int, int] | None] = 2, 3  # m, σ²; the momentum, θ and ε
     shape: ClassVar[tuple[str, ...]] = ("variance",)
     alternatives: ClassVar[Alternatives] = Alternatives(
         FanInNormal(30.0), 1.0, ({"initial_curvature": 10.0}, {"initial_curvature": 100.0})
@@ -117,7 +116,7 @@ class IVON(VariationalGaussian):
         precision = prior.precision if prior.shared_precision is None else prior.shared_precision
         assert precision is not None
         variance = heat / (curvature.unsqueeze(1) + precision)
-        return {"variance": variance.expand(run.size, len(run.subset_index)).clone()}
+        return {"variance": variance.expand(run.size, run.subset_size).clone()}
 
     def numbers(self, params: State) -> int:
         return params["variance"].shape[1]
@@ -154,7 +153,9 @@ class IVON(VariationalGaussian):
             return {**state, **new}, {"loss": value * run.per_example} if clock.reported else {}
 
         over = ("mean", "variance")
-        yield Stage("newton", step, run.steps, over=over, enter=enter, validates=True)
+        yield Stage(
+            "newton", step, run.steps, over=over, enter=enter, validates=True, passing=("momentum",)
+        )
         yield from noise_on_held_out(self.score, run, average_name("mean", self.average))
 
     def _step(

@@ -133,7 +133,7 @@ class LastLayerVI(GaussianVI):
         )
 
     def init_shape(self, run: Run) -> State:
-        size = len(run.subset_index)
+        size = run.subset_size
         std = run.field(self, "initial_std").unsqueeze(1)
         return {
             "rho": std.expm1().log().expand(run.size, size).clone(),

@@ -56,7 +56,7 @@ class LowRankVI(GaussianVI):
 
     def init_shape(self, run: Run) -> State:
         """Initially σ is in D only. G is small and random, because its gradient at zero is zero."""
-        size = len(run.subset_index)
+        size = run.subset_size
         std = run.field(self, "initial_std").unsqueeze(1)
         return {
             "rho": std.expm1().log().expand(run.size, size).clone(),

@@ -150,8 +150,7 @@ class MeanField(GaussianVI):
 
     name: ClassVar[str] = "mean-field"
     shape: ClassVar[tuple[str, ...]] = ("rho",)
-    large_copies: ClassVar[tuple[float, float] | None] = (17.0, 1.0)  # as measured
-    best_copies: ClassVar[float] = 4.0  # μ, ρ and their averages
+    large_rows: ClassVar[tuple[int, int] | None] = 2, 6  # μ, ρ; their moments, θ and ε
 
     estimator: str = one_of("auto", "weights", "local", "flipout")
     prior_scale: str = one_of("given", "shared", "layer")
@@ -164,7 +163,7 @@ class MeanField(GaussianVI):
 
     def init_shape(self, run: Run) -> State:
         std = run.field(self, "initial_std").unsqueeze(1)
-        return {"rho": std.log().expand(run.size, len(run.subset_index)).clone()}
+        return {"rho": std.log().expand(run.size, run.subset_size).clone()}
 
     def numbers(self, params: State) -> int:
         return params["rho"].shape[1]
@@ -206,7 +205,7 @@ class MeanField(GaussianVI):
             return False  # blocks are for the cache of a processor
         if placed is not None and (placed.draws > 1 or not placed.all_local):
             return False
-        uncertain, prior = len(run.subset_index), run.prior[0] if run.prior.runs else run.prior
+        uncertain, prior = run.subset_size, run.prior[0] if run.prior.runs else run.prior
         own = [where for where in run.layout.slices.values() if where.start < uncertain]
         return run.subset_where == slice(0, uncertain) and all(
             prior.precision_in(where) is not None for where in own

@@ -135,7 +135,7 @@ def test_results_are_plain_json(store: Store) -> None:
     assert plain({1: float("inf")}) == {"1": None}
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_what_is_known_is_left_and_nothing_finished_is_lost(store: Store, jobs: int) -> None:
     store.put(KEY, {"value": -1.0}, 0.0)
     tasks = [

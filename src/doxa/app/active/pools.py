@@ -21,9 +21,14 @@ from zipfile import ZipFile
 
 import numpy as np
 
-from doxa.app.columns import CLASSIFIERS, MOST_INTEGER_CLASSES, Column
 from doxa.app.figures import encode
-from doxa.app.reading import (
+from doxa.data.text_files import check_memory, check_regular, most_unpacked, unescape
+from doxa.decide.active import LabelState
+from doxa.errors import DataError, MethodError, StoreError, did_you_mean
+from doxa.likelihoods import LIKELIHOODS
+from doxa.tables.columns import CLASSIFIERS, MOST_INTEGER_CLASSES, Column
+from doxa.tables.files import open_table
+from doxa.tables.reading import (
     Array,
     float_of,
     gaps,
@@ -33,12 +38,7 @@ from doxa.app.reading import (
     place_of,
     read_records,
 )
-from doxa.app.schema import Schema, TableSpec, inferred
-from doxa.app.tables import open_table
-from doxa.data.text_files import check_memory, check_regular, most_unpacked, unescape
-from doxa.decide.active import LabelState
-from doxa.errors import DataError, MethodError, StoreError, did_you_mean
-from doxa.likelihoods import LIKELIHOODS
+from doxa.tables.schema import Schema, TableSpec, inferred
 
 ARRAYS = (".npy", ".npz")
 ROW = "row"  # the column of the numbers of images
@@ -89,7 +89,8 @@ def read_pool(path: Path, asked: TableSpec, classes: Sequence[str]) -> Pool:
     """Read a CSV or Parquet file, or a .npy or .npz file of images (`session.pack` makes one)."""
     if path.suffix.lower() in ARRAYS:
         return _images(path, asked, classes)
-    frame, dialect, notes = open_table(path, asked.index, dialect=asked.dialect)
+    read = open_table(path, asked.index, dialect=asked.dialect)
+    frame, dialect, notes = read.frame, read.dialect, read.notes
     if not frame.index.is_unique:
         raise DataError(f"{path.name}: every row needs a unique name, but the index repeats some")
     known = _known(frame, asked.target)

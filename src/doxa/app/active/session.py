@@ -37,15 +37,15 @@ from doxa.app.active.pools import (
 )
 from doxa.app.fitting import Plan, fit_arrays, make_method
 from doxa.app.held_out import checksum
-from doxa.app.reading import Array, Dialect
-from doxa.app.schema import TableSpec
-from doxa.app.tables import check_name, write_table
 from doxa.decide.acquisition import acquisition
 from doxa.decide.active import LabelState
 from doxa.decide.active.labels import change, load, read, save
 from doxa.decide.select import joint, score, select
 from doxa.errors import DataError, DoxaError, ModelError, StoreError
 from doxa.noise import digest
+from doxa.tables.files import check_name, write_table
+from doxa.tables.reading import Array, Dialect
+from doxa.tables.schema import TableSpec
 
 T = TypeVar("T")
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp")
@@ -257,7 +257,7 @@ class Session:
         posterior = fit_arrays(
             self.pool.schema, self.pool.x[rows], y, facts["method"], facts["settings"], plan
         )
-        posterior.save(self.folder / "run")
+        posterior.save(self.folder / "run", overwrite=True)
         held = posterior.validation
         self.book.rounds.append(
             {"labels": len(rows), **({} if held is None else {"held-out log-likelihood": held})}

@@ -58,8 +58,9 @@ def calibrate(
     correction. Exit codes are those of doxa fit, by the status after it.
     """
     from doxa import store
-    from doxa.app import calibration, fitting, held_out, schema
-    from doxa.app.reading import Dialect
+    from doxa.app import calibration, fitting
+    from doxa.tables import schema
+    from doxa.tables.reading import Dialect
 
     log_to_terminal(verbose)
     kind = "auto" if method is None and conformal is None else method
@@ -78,7 +79,7 @@ def calibrate(
     x, notes = columns.features(frame)
     for note in (*read, *notes):
         err.print(f"note: {escape(note)}", highlight=False, soft_wrap=True)
-    groups = None if asked.level is None else held_out.Together.of(frame, columns).groups
+    groups = None if asked.level is None else schema.Together.of(frame, columns).groups
     y = columns.targets(frame)
     posterior, messages = calibration.calibrated(posterior, x, y, asked, seed, groups)
     for line in messages:

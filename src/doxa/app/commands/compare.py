@@ -24,8 +24,6 @@ from doxa.app.commands.terminal import (
     status_of,
     table_of,
 )
-from doxa.app.comparison import Comparison
-from doxa.app.fitting import Plan, check_new, fit_arrays
 from doxa.app.options import (
     AllowStatus,
     BatchSize,
@@ -53,11 +51,14 @@ from doxa.app.options import (
     listed,
     print_table,
 )
-from doxa.app.schema import Schema
 from doxa.errors import MethodError, did_you_mean
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from doxa.app.comparison import Comparison
+    from doxa.app.fitting import Plan
+    from doxa.tables.schema import Schema
 
 
 BEST = "best"
@@ -84,6 +85,8 @@ def check_keep(keep: str | None, methods: Sequence[str], out: Path | None) -> Ke
             f"with --keep, --out is the folder of the run, not {out.name}; the table goes to "
             f"--table {out.name}"
         )
+    from doxa.app.fitting import check_new
+
     check_new(out)
     return Kept(keep, out)
 
@@ -106,6 +109,8 @@ def keep_message(found: Comparison, name: str, rows: int) -> str:
 
 def refit(columns: Schema, frame: pd.DataFrame, name: str, plan: Plan, found: Comparison) -> Any:
     """The posterior of all rows, with the scores of the comparison in its metadata."""
+    from doxa.app.fitting import fit_arrays
+
     x, _ = columns.features(frame)
     posterior = fit_arrays(columns, x, columns.targets(frame), name, (), plan)
     row = found[name]
@@ -199,9 +204,10 @@ def compare(
     whatever the statuses in the table.
     """
     from doxa import store
-    from doxa.app import comparison, fitting, schema, tables
+    from doxa.app import comparison, fitting
     from doxa.app.comparison import page
     from doxa.driver.validation import evaluate_rows
+    from doxa.tables import files, schema
 
     log_to_terminal(verbose)
     names = listed(methods)
@@ -221,7 +227,7 @@ def compare(
         check_keep(keep, names, place)  # a run may have been finished since
     out_file = table_file if kept else table_file or place
     if out_file is not None:
-        tables.check_writable(out_file)
+        files.check_writable(out_file)
     if report is not None:
         page.check_place(report)
     plan = plan_of(net, hidden, members, epochs, steps, lr, batch_size, validation, device, seed)
@@ -238,7 +244,7 @@ def compare(
     for shown in comparison.as_tables(found):
         print_table(out, shown)
     if out_file is not None:
-        tables.write_table(found.frame(), out_file)
+        files.write_table(found.frame(), out_file)
         out.print(f"table written to {escape(str(out_file))}", soft_wrap=True)
     if report is not None:
         page.write(found, report, title=f"{target} of {data.name}", notes=columns.notes)
@@ -252,7 +258,7 @@ def compare(
             x, _ = columns.features(held_out)
             rows = f"rows of --test {test.name}"
             evaluate_rows(posterior, x, columns.targets(held_out), rows, columns.targets(frame))
-        posterior.save(str(kept.folder))
+        posterior.save(str(kept.folder), overwrite=True)
         run = escape(str(kept.folder))
         out.print(f"{name}: {status_of(posterior)}")
         out.print(f"saved to {run}; next: doxa predict {run} NEW.csv", soft_wrap=True)

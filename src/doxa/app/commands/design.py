@@ -12,19 +12,17 @@ import math
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
 from rich.markup import escape
 
-from doxa import store
 from doxa.app.commands.terminal import err, out
 from doxa.app.options import Seed
-from doxa.app.tables import check_name
-from doxa.decide.design import Study, working_memory
-from doxa.decide.design.draws import source, uniform
 from doxa.errors import DataError, MethodError, StoreError
+
+if TYPE_CHECKING:
+    from doxa.decide.design import Study
 
 FILE = "session.json"
 BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -46,6 +44,8 @@ class Session:
     @classmethod
     def open(cls, folder: Path, settings: dict[str, Any]) -> Session:
         """A new session, or the one in the folder if its settings are the same."""
+        from doxa.tables.files import check_name
+
         check_name(folder)
         place = folder / FILE
         if not place.exists():
@@ -72,11 +72,15 @@ class Session:
         return session
 
     def write(self) -> None:
+        from doxa import store
+
         kept = {"settings": self.settings, "trials": self.trials, "shows": self.shows}
         store.write_text(self.folder / FILE, json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
 
     def study(self) -> Study:
         """The study, with the posterior after the trials so far."""
+        from doxa.decide.design import Study, working_memory
+
         mean, std = self.settings["prior"]
         study = Study(working_memory(mean, std, self.settings["longest"]))
         for trial in self.trials:
@@ -85,6 +89,10 @@ class Session:
 
     def show(self, length: int) -> str:
         """New digits; the list is counted as shown before it is returned."""
+        import torch
+
+        from doxa.decide.design.draws import source, uniform
+
         self.shows += 1
         self.write()
         like = torch.zeros(())
@@ -98,6 +106,10 @@ class Session:
 
     def simulated(self, length: int) -> int:
         """The outcome for a simulated person with the span of the settings."""
+        import torch
+
+        from doxa.decide.design.draws import source, uniform
+
         truth, trial = self.settings["simulate"], len(self.trials)
         chance = torch.sigmoid(torch.tensor(truth - length))
         u = uniform((), torch.zeros(()), source("cpu", "person", self.settings["seed"], trial))
@@ -128,6 +140,8 @@ def reported_outcome(answer: str) -> int:
 
 def picture(study: Study, width: int = 40) -> str:
     """The posterior as a row of blocks, from the shortest list to the longest."""
+    import torch
+
     lengths = study.candidates
     low, high = float(lengths.min()) - 0.5, float(lengths.max()) + 0.5
     edges = torch.linspace(low, high, width + 1, dtype=torch.float64)

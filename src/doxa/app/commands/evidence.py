@@ -106,12 +106,12 @@ def evidence(
     The table also shows the ELBO, if --bound is given, and the log likelihood of held-out rows.
     """
     from doxa import nets
-    from doxa.app import schema, tables
     from doxa.selection import evidence as compare
+    from doxa.tables import files, schema
 
     log_to_terminal(verbose)
     if place is not None:
-        tables.check_writable(place)
+        files.check_writable(place)
     plans = [
         plan_of(None, widths, None, epochs, steps, lr, batch_size, None, device, seed)
         for widths in hidden or ["5", "20", "10,10"]
@@ -136,7 +136,7 @@ def evidence(
     )  # fmt: skip
     print_table(out, as_table(result))
     if place is not None:
-        tables.write_table(result.frame().reset_index().set_index("net"), place)
+        files.write_table(result.frame().reset_index().set_index("net"), place)
         out.print(f"table written to {escape(str(place))}", soft_wrap=True)
     if figure is not None:
         result.figure(figure)

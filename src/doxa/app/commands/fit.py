@@ -29,7 +29,6 @@ from doxa.app.commands.terminal import (
     status_of,
     table_of,
 )
-from doxa.app.fitting import ASKED, forget_checkpoint
 from doxa.app.options import (
     AllowStatus,
     BatchSize,
@@ -66,9 +65,7 @@ from doxa.app.options import (
     Validation,
     Verbose,
 )
-from doxa.describe import calibrated_likelihood
 from doxa.errors import MethodError, StoreError
-from doxa.store import write_text
 
 _STEP = re.compile(r"\d+-step-\d+")
 _OPTIONS = {"hidden": "--hidden", "settings": "--set"}
@@ -103,6 +100,9 @@ def claim_checkpoint(
     fit was interrupted before its first checkpoint, and None if there is no such fit. With
     `overwrite`, an interrupted fit that was started without `--overwrite` is removed.
     """
+    from doxa.app.fitting import ASKED, forget_checkpoint
+    from doxa.store import write_text
+
     now = json.loads(json.dumps(asked))
     before, begun_anew = _read(checkpoint / ASKED)
     if before == now and (begun_anew or not overwrite):
@@ -131,6 +131,8 @@ def reached(checkpoint: Path) -> int:
 @contextmanager
 def remove_if_unstarted(checkpoint: Path) -> Iterator[None]:
     """Remove the folder of checkpoints if the fit fails before its first checkpoint."""
+    from doxa.app.fitting import forget_checkpoint
+
     try:
         yield
     except BaseException:
@@ -257,18 +259,20 @@ def fit(
     Exit codes: 0 saved, and the status is ok; 2 an error; 3 saved, but the fit diverged;
     4 saved, but the status is not ok (--allow-status: 0); 130 interrupted.
     """
-    from doxa import store
-    from doxa.app import fitting, held_out, predictions, schema
+    from doxa import store, tabular
+    from doxa.app import fitting, held_out, task_tables
     from doxa.app.calibration import Calibration, calibrated
+    from doxa.describe import calibrated_likelihood
     from doxa.driver.processes import is_first
     from doxa.driver.validation import evaluate_rows
+    from doxa.tables import schema
 
     log_to_terminal(verbose)
     chosen = fitting.make_method(method, settings or ())  # mistyped: before any reading
     plan = plan_of(net, hidden, members, epochs, steps, lr, batch_size, validation, device, seed)
     shares = (test, split, calibrate, conformal)
-    predictions.check_task_column(method, task, target, any(share is not None for share in shares))
-    dropped = predictions.dropped_tasks(drop, task)
+    task_tables.check_task_column(method, task, target, any(share is not None for share in shares))
+    dropped = task_tables.dropped_tasks(drop, task)
     table = table_of(
         target, likelihood, index, dropped, categorical, numeric, missing, sep, decimal, encoding,
         group, time, time_input,
@@ -309,7 +313,7 @@ def fit(
     asked = asked.of(columns.likelihood)
     labels = None if columns.classes is None else columns.targets(frame)
     share = (held_out.SHARE if calibration_share is None else calibration_share) if asked else 0.0
-    together = held_out.Together.of(frame, columns)
+    together = schema.Together.of(frame, columns)
     parts = held_out.divide(len(frame), split or 0.0, share, seed, labels, together)
     asked.check_rows(len(parts.calibration), "hold out more with --calibration-share")
     columns = held_out.schema_of(frame, columns, parts, table)
@@ -326,7 +330,7 @@ def fit(
             out.print(message, highlight=False, soft_wrap=True)
     x, notes = columns.features(frame)
     y = columns.targets(frame)
-    tasks = predictions.task_labels(frame, task)
+    tasks = task_tables.task_labels(frame, task)
     if tasks is not None:
         out.print(f"{len(set(tasks))} tasks, by {escape(repr(task))}", highlight=False)
     for note in notes if not parts.whole else ():
@@ -341,9 +345,9 @@ def fit(
     leaks: list[dict[str, Any]] = []
     if tasks is None:
         rows = parts.train
-        leaks = held_out.leaking_columns(frame.iloc[rows], columns, x[rows], y[rows], seed)
+        leaks = tabular.leaking_columns(frame.iloc[rows], columns, x[rows], y[rows], seed)
     for leak in leaks:
-        message = f"[bold yellow]warning:[/] {escape(held_out.leak_words(leak))}"
+        message = f"[bold yellow]warning:[/] {escape(tabular.leak_words(leak))}"
         out.print(message, highlight=False, soft_wrap=True)
     remembered = {"split": split, "calibrate": calibrate,
                   "test": None if test is None else test.name,
@@ -359,7 +363,7 @@ def fit(
             columns, x[parts.train], y[parts.train], method, settings or (), plan, checkpoint,
             checkpoint_every, tasks, together.some(parts.train),
         )  # fmt: skip
-    posterior.metadata.update(origin | predictions.remembered_tasks(task))
+    posterior.metadata.update(origin | task_tables.remembered_tasks(task))
     digest = origin["source"]["sha256"]
     posterior.metadata.update(parts.remembered(digest))
     if leaks:
@@ -392,7 +396,7 @@ def fit(
         name = f"rows of --test {tested.file}" if split is None else "rows of --split"
         evaluate_rows(posterior, tested.x, tested.y, name, y[parts.train], groups=tested.groups)
     out.print(f"{method}: {status_of(posterior)}, {seconds:.1f} s", highlight=False, soft_wrap=True)
-    posterior.save(str(out_folder))
+    posterior.save(str(out_folder), overwrite=True)
     if first:
         fitting.forget_checkpoint(checkpoint)
     with_context = "" if task is None else " --context KNOWN.csv"
@@ -410,8 +414,9 @@ def _fit_stream(
     out_folder: Path, allow_status: bool,
 ) -> None:  # fmt: skip
     """Fit to a table that is read by windows."""
-    from doxa.app import fitting, held_out, schema
+    from doxa.app import fitting, held_out
     from doxa.driver.validation import evaluate_rows
+    from doxa.tables import schema
 
     if chosen.streams is None:
         raise MethodError(
@@ -450,7 +455,7 @@ def _fit_stream(
         out.print(score_table(scores))
         evaluate_rows(posterior, tested.x, tested.y, f"rows of --test {tested.file}", seen)
     out.print(f"{method}: {status_of(posterior)}, {seconds:.1f} s", highlight=False, soft_wrap=True)
-    posterior.save(str(out_folder))
+    posterior.save(str(out_folder), overwrite=True)
     fitting.forget_checkpoint(checkpoint)
     out.print(
         f"saved to {escape(str(out_folder))}; next: doxa predict {escape(str(out_folder))} NEW.csv",

@@ -9,12 +9,21 @@ import typer
 from rich.markup import escape
 
 from doxa.app.commands.terminal import err, log_to_terminal, out, show
-from doxa.app.options import DataFile, Decimal, Encoding, Run, SavedNet, Sep, Verbose
-from doxa.errors import DataError
+from doxa.app.options import (
+    DataFile,
+    Decimal,
+    Encoding,
+    PredictMissing,
+    Run,
+    SavedNet,
+    Sep,
+    Verbose,
+)
+from doxa.errors import DataError, StoreError
 
 if TYPE_CHECKING:
-    from doxa.app.reading import Dialect
-    from doxa.app.schema import Schema
+    from doxa.tables.reading import Dialect
+    from doxa.tables.schema import Schema
 
 
 def predict(
@@ -62,8 +71,13 @@ def predict(
         ),
     ] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Start anew in a folder that has predictions.")
+        bool,
+        typer.Option(
+            "--overwrite",
+            help="Replace the file of --out, or start anew in a folder that has predictions.",
+        ),
     ] = False,
+    missing: PredictMissing = None,
     sep: Sep = None,
     decimal: Decimal = None,
     encoding: Encoding = None,
@@ -78,8 +92,9 @@ def predict(
     If --out has no ending, it is a folder. It gets a Parquet file for each row group, or for each
     block of rows of a CSV file.
     """
-    from doxa.app import calibration, fitting, predictions, schema, tables
-    from doxa.app.reading import Dialect
+    from doxa.app import fitting, task_tables
+    from doxa.tables import files, predictions, schema
+    from doxa.tables.reading import Dialect
 
     log_to_terminal(verbose)
     if level is not None and not 0.0 < level < 1.0:
@@ -88,31 +103,37 @@ def predict(
     if out_file is not None and (out_file.is_dir() or not out_file.suffix):
         if context is not None:
             raise DataError("--context needs a file for --out, not a folder")
-        _into_folder(run, data, out_file, level, label, jobs, rows, overwrite, dialect, net)
+        _into_folder(
+            run, data, out_file, level, label, jobs, rows, overwrite, dialect, net, missing
+        )
         return
     for option, given in (
-        ("--jobs", jobs > 1), ("--rows", rows is not None), ("--overwrite", overwrite)
+        ("--jobs", jobs > 1), ("--rows", rows is not None)
     ):  # fmt: skip
         if given:
             raise DataError(f"{option} is for predictions in a folder: give --out FOLDER")
     if out_file is not None:
-        tables.check_writable(out_file)
-    posterior, columns = fitting.load_run(run, net)
+        files.check_writable(out_file)
+        if out_file.exists() and not overwrite:
+            raise StoreError(
+                f"{out_file} exists already: --overwrite replaces it, or choose another --out"
+            )
+    posterior, columns = fitting.load_run(run, net, missing)
     frame, messages = schema.read_more(data, columns, dialect, label)
     known = None
     if context is not None:
         known, more = schema.read_labelled(context, columns, dialect)
         messages += [f"{context.name}: {note}" for note in more]
-    predictions.check_context(posterior, context is not None)
+    task_tables.check_context(posterior, context is not None)
     if known is None:
-        table, notes = predictions.predict_table(posterior, columns, frame, level)
+        table, notes = predictions.predict_frame(posterior, columns, frame, level)
     else:
-        table, notes = predictions.predict_tasks(posterior, columns, frame, known, level)
-    _say(calibration.conformal_level(posterior), columns, [*messages, *notes])
+        table, notes = task_tables.predict_tasks(posterior, columns, frame, known, level)
+    _say(predictions.conformal_level(posterior), columns, [*messages, *notes])
     if out_file is None:
         show(table)
         return
-    tables.write_table(table, out_file)
+    files.write_table(table, out_file)
     out.print(f"{len(table)} predictions written to {escape(str(out_file))}", soft_wrap=True)
 
 
@@ -129,18 +150,19 @@ def _say(conformal: float | None, columns: Schema, notes: list[str]) -> None:
 
 def _into_folder(
     run: Path, data: Path, folder: Path, level: float | None, label: str | None, jobs: int,
-    rows: int | None, overwrite: bool, dialect: Dialect, net: str | None,
+    rows: int | None, overwrite: bool, dialect: Dialect, net: str | None, missing: str | None,
 ) -> None:  # fmt: skip
-    from doxa.app import calibration, fitting, predictions, row_blocks, tables
+    from doxa.app import fitting, row_blocks, task_tables
     from doxa.app import prediction_folder as parts
+    from doxa.tables import files, predictions
 
-    tables.check_name(folder)
-    posterior, columns = fitting.load_run(run, net)
-    predictions.check_context(posterior, False)
+    files.check_name(folder)
+    posterior, columns = fitting.load_run(run, net, missing)
+    task_tables.check_context(posterior, False)
     source = row_blocks.opened(data, dialect)
     names = predictions.output_names(posterior, columns, level)
     plan, messages = parts.prepare(
-        folder, source, run, columns, names, level, label, rows, overwrite
+        folder, source, run, columns, names, level, label, rows, overwrite, missing
     )
     left = parts.parts_left(folder, plan)
     where = escape(str(folder))
@@ -153,9 +175,9 @@ def _into_folder(
         return
     if len(left) < len(plan.parts):
         err.print(f"{len(plan.parts) - len(left)} of {len(plan.parts)} parts are already there")
-    notes = parts.predict_folder(folder, source, plan, run, net, posterior, columns, jobs)
+    notes = parts.predict_folder(folder, source, plan, run, net, posterior, columns, jobs, missing)
     count = parts.finish(folder, plan)
-    _say(calibration.conformal_level(posterior), columns, [*messages, *notes])
+    _say(predictions.conformal_level(posterior), columns, [*messages, *notes])
     out.print(
         f"{count:,} predictions written to {where}, in {len(plan.parts)} parts",
         soft_wrap=True, highlight=False,

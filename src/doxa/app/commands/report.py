@@ -42,9 +42,9 @@ def report(
     It shows the status, scores, calibration, uncertainty, diagnostics, and how to repeat the fit.
     """
     from doxa.app import fitting, report
-    from doxa.app.reading import Dialect
     from doxa.app.report.report import check_place
     from doxa.app.report.subject import inputs_of, rows_of_files
+    from doxa.tables.reading import Dialect
 
     log_to_terminal(verbose)
     check_place(out_file)

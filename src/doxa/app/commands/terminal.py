@@ -16,7 +16,7 @@ from doxa.app.options import print_table
 from doxa.errors import MethodError
 
 if TYPE_CHECKING:
-    from doxa.app.schema import Schema
+    from doxa.tables.schema import Schema
 
 # Names are text: a column called :one: is not replaced by an emoji.
 out = Console(emoji=False)
@@ -62,8 +62,8 @@ def table_of(
     time_input: bool = False,
 ) -> Any:
     """The options that describe a table, checked."""
-    from doxa.app.reading import Dialect
-    from doxa.app.schema import TableSpec
+    from doxa.tables.reading import Dialect
+    from doxa.tables.schema import TableSpec
 
     return TableSpec(
         target, likelihood, index, tuple(drop or ()), tuple(categorical or ()),

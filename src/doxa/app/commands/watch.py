@@ -8,7 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
 from rich.markup import escape
 from rich.table import Table
@@ -20,8 +19,8 @@ from doxa.errors import DataError
 if TYPE_CHECKING:
     import pandas as pd
 
-    from doxa.app.schema import Schema
     from doxa.evaluate import Watch
+    from doxa.tables.schema import Schema
 
 ALARM = 5  # the exit code if a test has raised an alarm, now or earlier
 STATE = "watch"  # the folder of the state, in that of the run
@@ -85,10 +84,11 @@ def watch(
     Exit codes: 0 no alarm; 5 an alarm, now or in an earlier call; 2 an error.
     """
     from doxa import store
-    from doxa.app import fitting, schema
+    from doxa.app import fitting
     from doxa.app.held_out import checksum, checksum_of_files
-    from doxa.app.reading import Dialect
     from doxa.evaluate import Watch
+    from doxa.tables import schema
+    from doxa.tables.reading import Dialect
 
     log_to_terminal(verbose)
     if labels is not None and key is None:
@@ -170,16 +170,15 @@ def _named(frame: pd.DataFrame, column: str | None, option: str, file: str) -> l
     """The cells of the column of an option, as text; an error where one is empty."""
     if column is None:
         return None
-    from doxa.app.reading import place_of
-    from doxa.app.tables import pick
+    from doxa.tables.files import pick
+    from doxa.tables.reading import gaps, place_of
 
     if frame.index.name == column:
         return [str(each) for each in frame.index]
     if column not in frame.columns:
         raise DataError(f"{file} has no column {column!r}, which {option} names")
     values = pick(frame, column)
-    empty = np.flatnonzero(values.isna().to_numpy())
-    if empty.size:
+    if empty := gaps(values):
         raise DataError(f"{file}: column {column!r} is empty at {place_of(frame.index, empty[0])}")
     return [str(each) for each in values]
 
@@ -189,7 +188,7 @@ def _rows(
     group: str | None,
 ) -> str:  # fmt: skip
     """Count the rows of a table. Returns the message for the user."""
-    from doxa.app.reading import place_of
+    from doxa.tables.reading import place_of
 
     names = _named(frame, key, "--key", file)
     groups = _named(frame, group, "--group", file)
@@ -198,6 +197,8 @@ def _rows(
     x, notes = columns.features(frame.drop(columns=own))
     for note in notes:
         err.print(f"note: {escape(note)}", highlight=False, soft_wrap=True)
+    import numpy as np
+
     there = columns.target in frame.columns
     known = frame[columns.target].notna().to_numpy() if there else np.zeros(len(frame), bool)
     y = None
@@ -222,7 +223,7 @@ def _blocks(
     group: str | None,
 ) -> str:  # fmt: skip
     """Count the rows of a large table, a group of rows at a time. Returns the message."""
-    from doxa.app import schema
+    from doxa.tables import schema
 
     if group is not None:
         raise DataError(f"--group needs all rows in memory, and {path} is read by windows")

@@ -36,14 +36,14 @@ from doxa.app.comparison.reference import (
 )
 from doxa.app.comparison.result import Comparison, Cost, Row, ranked
 from doxa.app.fitting import Plan, cost_words, make_net
-from doxa.app.schema import Schema
-from doxa.app.tables import Array
 from doxa.errors import DataError, DoxaError, MemoryBudgetError, MethodError, ModelError
 from doxa.evaluate import metrics
 from doxa.evaluate.reference_distance import closeness
 from doxa.evaluate.scores import log_likelihood_each
 from doxa.predictive import Predictive
 from doxa.selection.splits import Split, indexable, random_splits, rows_in, worst_status
+from doxa.tables.files import Array
+from doxa.tables.schema import Schema
 
 if TYPE_CHECKING:
     import pandas as pd

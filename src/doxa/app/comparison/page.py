@@ -171,14 +171,14 @@ def _cost(found: Comparison, names: Names) -> Content:
         kept = row.cost
         memory = [] if kept.peak_bytes is None else [f"{kept.peak_bytes / 2**20:,.1f} MiB"]
         rows.append([
-            names.show(row.method), duration(kept.seconds),
+            names.show(row.method), duration(kept.seconds), duration(kept.processor_seconds),
             multiple(found.multiple(row, "time")), duration(kept.predict_seconds),
             f"{kept.parameters:,}", multiple(found.multiple(row, "parameters")),
             f"{kept.posterior_bytes / 1024:,.1f} KiB", *memory,
             "one stacked run" if kept.stacked else "one by one",
         ])  # fmt: skip
-    heads = ["method", "fitting", "× MAP", "predicting", "numbers kept", "× MAP", "posterior",
-             *(["peak on the device"] if peak else []), "splits"]  # fmt: skip
+    heads = ["method", "fitting", "processor time", "× MAP", "predicting", "numbers kept",
+             "× MAP", "posterior", *(["peak on the device"] if peak else []), "splits"]  # fmt: skip
     about = (
         "Times are those of all splits together; multiples of MAP are of processor time (of "
         "wall-clock time on an accelerator); sizes are those of one posterior."

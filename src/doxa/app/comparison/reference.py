@@ -21,13 +21,13 @@ import torch
 
 import doxa
 from doxa.app.fitting import gradient_seconds
-from doxa.app.tables import Array
 from doxa.errors import MethodError
 from doxa.evaluate.reference_distance import Closeness, closeness
 from doxa.evaluate.scores import log_likelihood_each
 from doxa.posterior import SamplePosterior
 from doxa.posterior.chains import ess_bulk, rhat
 from doxa.predictive import Predictive
+from doxa.tables.files import Array
 
 if TYPE_CHECKING:
     from doxa.app.comparison.compare import Task

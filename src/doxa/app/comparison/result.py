@@ -17,11 +17,11 @@ from rich.table import Column, Table
 
 from doxa.app.comparison.reference import Referred
 from doxa.app.report.scores import title_of
-from doxa.app.tables import Array, import_pandas
 from doxa.evaluate import table
 from doxa.evaluate.reference_distance import Closeness
 from doxa.evaluate.table import Score
 from doxa.selection.splits import standard_error
+from doxa.tables.files import Array, import_pandas
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -238,7 +238,8 @@ def _costs(found: Comparison) -> Table:
     close = [] if reference is None else [
         name for name in CLOSENESS if getattr(reference.floor, name) is not None
     ]  # fmt: skip
-    heads = ["method", "seconds", "× MAP", "numbers kept", "× MAP", *(CLOSENESS[c] for c in close)]
+    heads = ["method", "seconds", "processor seconds", "× MAP", "numbers kept", "× MAP"]
+    heads += [CLOSENESS[c] for c in close]
     title = "cost" if reference is None else "cost, and distance to the reference posterior"
     caption = None if reference is None else escape(reference.words)
     table = Table(*heads, title=title, caption=caption)
@@ -246,7 +247,8 @@ def _costs(found: Comparison) -> Table:
         if row.cost is None:
             continue
         cells = [
-            f"{row.cost.seconds:.2f}", multiple(found.multiple(row, "time")),
+            f"{row.cost.seconds:.2f}", f"{row.cost.processor_seconds:.2f}",
+            multiple(found.multiple(row, "time")),
             f"{row.cost.parameters:,}", multiple(found.multiple(row, "parameters")),
         ]  # fmt: skip
         if row.closeness is not None:
@@ -254,5 +256,5 @@ def _costs(found: Comparison) -> Table:
         table.add_row(escape(row.method), *cells)
     if reference is not None:
         floor = [number(getattr(reference.floor, name)) for name in close]
-        table.add_row("its two halves", "", "", "", "", *floor, style="dim")
+        table.add_row("its two halves", "", "", "", "", "", *floor, style="dim")
     return table

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from doxa.app.calibration import conformal_level
 from doxa.app.report.subject import Array, Rows
 from doxa.errors import DoxaError, MemoryBudgetError, Unavailable
+from doxa.tables.predictions import conformal_level
 
 LEVEL = 0.95
 LEVELS = tuple(round(0.05 * k, 2) for k in range(1, 20))

@@ -46,7 +46,7 @@ def _leaks(subject: Subject) -> list[Content]:
     found = subject.posterior.metadata.get("leakage", ())
     if not found:
         return []
-    from doxa.app.held_out import leak_words  # imported here: most runs have no such column
+    from doxa.tabular import leak_words  # imported here: most runs have no such column
 
     lines = [f"{leak_words(leak)}." for leak in found]
     return [html.paragraph(subject.names.show(line[0].upper() + line[1:], 600)) for line in lines]
@@ -497,7 +497,7 @@ def _reading(subject: Subject, asked: dict[str, Any]) -> list[str]:
     options += [f"dialect=schema.Dialect({written})"] if written else []
     return [
         "from pathlib import Path",
-        "from doxa.app import schema", "",
+        "from doxa.tables import schema", "",
         f"asked = schema.TableSpec({', '.join([repr(schema.target), *options])})",
         f"frame, columns = schema.read_dataset(Path({file!r}), asked)",
         "x, y = columns.features(frame)[0], columns.targets(frame)",
@@ -510,7 +510,7 @@ def _together(schema: Any) -> list[str]:
     if schema.group is None and schema.time is None:
         return []
     return [
-        "from doxa.app.held_out import Together",
+        "from doxa.tables.schema import Together",
         "together = Together.of(frame, columns)  # the groups and times of the rows",
     ]
 

@@ -20,8 +20,8 @@ from doxa.app.report.subject import (
     rows_of_arrays,
     without_seen,
 )
-from doxa.app.tables import check_name
 from doxa.errors import StoreError
+from doxa.tables.files import check_name
 
 
 class Part(NamedTuple):

@@ -17,12 +17,12 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
 from doxa.app.held_out import checksum
-from doxa.app.reading import Dialect, place_of
 from doxa.app.report.html import Content, Names
 from doxa.app.report.text import count
-from doxa.app.schema import Schema, read_labelled
 from doxa.data import as_tensors, rows_of
 from doxa.errors import DataError, ShapeError
+from doxa.tables.reading import Dialect, place_of
+from doxa.tables.schema import Schema, read_labelled
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -26,11 +26,8 @@ from urllib.parse import parse_qs
 import numpy as np
 
 import doxa
-from doxa.app.calibration import conformal_level
-from doxa.app.predictions import check_context, output_names
-from doxa.app.reading import import_pandas
-from doxa.app.schema import IMPUTE, Schema
 from doxa.app.serve.batching import Batcher, Columns, RequestRows
+from doxa.app.task_tables import check_context
 from doxa.errors import DataError
 from doxa.http import (
     JSON,
@@ -46,6 +43,9 @@ from doxa.http import (
     single,
     slot,
 )
+from doxa.tables.predictions import conformal_level, output_names
+from doxa.tables.reading import import_pandas
+from doxa.tables.schema import IMPUTE, Schema
 
 if TYPE_CHECKING:
     from collections.abc import Callable

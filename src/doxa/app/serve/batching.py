@@ -7,7 +7,7 @@ client has given up (its deadline has passed) is dropped when its turn comes.
 What a batch changes: a matrix product with other rows may be computed by another routine, so that
 the last bits of a float32 number differ (a relative 1e-6). With `exact`, each request is predicted
 by itself, by the same calls in the same order as alone: its answer has the same bits whatever else
-is asked, and those of `doxa.app.predictions.predict_table` in a process with as many threads.
+is asked, and those of `doxa.tables.predictions.predict_frame` in a process with as many threads.
 
 A posterior that draws jointly over its rows (samples of a process) would give a row other draws in
 another batch, which is more than rounding. `depends_on_company` finds that out on a few rows, and
@@ -28,10 +28,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from doxa.app.predictions import ROWS_AT_ONCE, predict_inputs
-from doxa.app.reading import Array
-from doxa.app.schema import Schema
 from doxa.errors import NumericalError
+from doxa.tables.predictions import ROWS_AT_ONCE, predict_inputs
+from doxa.tables.reading import Array
+from doxa.tables.schema import Schema
 
 logger = logging.getLogger(__name__)
 

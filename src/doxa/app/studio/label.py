@@ -21,9 +21,9 @@ import numpy as np
 from doxa.app.active.session import Session, go_on
 from doxa.app.figures import encode
 from doxa.app.fitting import load_run
-from doxa.app.predictions import columns
 from doxa.decide.select import score
 from doxa.errors import DataError, DoxaError
+from doxa.tables.predictions import columns
 
 MOST_SHOWN = 60  # open rows at a time
 MOST_SCORED = 5000  # rows; of larger pools only the open rows are scored, without their place

@@ -31,19 +31,8 @@ import numpy as np
 import torch
 
 import doxa
-from doxa.app.columns import Column
 from doxa.app.fitting import load_run
 from doxa.app.held_out import checksum
-from doxa.app.predictions import (
-    ROWS_AT_ONCE,
-    array,
-    check_context,
-    class_probs,
-    columns,
-    flat,
-    predict_inputs,
-)
-from doxa.app.reading import Array, Dialect, import_pandas, place_of
 from doxa.app.report.calibration import (
     confidence_gap,
     coverage_curve,
@@ -65,11 +54,22 @@ from doxa.app.report.subject import (
     rows_of_frame,
     without_seen,
 )
-from doxa.app.schema import Schema, read_labelled, read_more
 from doxa.app.studio.uploads import place_of_upload
-from doxa.app.tables import write_table
+from doxa.app.task_tables import check_context
 from doxa.errors import DataError, DoxaError, StoreError
 from doxa.store import read_artefact
+from doxa.tables.columns import Column
+from doxa.tables.files import write_table
+from doxa.tables.predictions import (
+    ROWS_AT_ONCE,
+    array,
+    class_probs,
+    columns,
+    flat,
+    predict_inputs,
+)
+from doxa.tables.reading import Array, Dialect, import_pandas, place_of
+from doxa.tables.schema import Schema, read_labelled, read_more
 
 MOST_CELLS = 1_000_000
 MOST_SHOWN = 50  # rows of one page of the table

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from doxa.app.tables import PARQUET, TEXT
 from doxa.errors import DataError
 from doxa.http import JSON, Limits, Refusal, json_bytes, read_body, single
+from doxa.tables.files import PARQUET, TEXT
 
 if TYPE_CHECKING:
     from starlette.requests import Request

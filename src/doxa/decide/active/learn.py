@@ -293,7 +293,7 @@ class Work:
         if self.warm:
             for i, one in enumerate(found.learners):
                 if one.posterior is not None:
-                    one.posterior.save(self.folder / f"posterior-{i}")
+                    one.posterior.save(self.folder / f"posterior-{i}", overwrite=True)
         books = [one.book for one in found.learners]
         self.revision = save(self.folder, books, found.facts, self.revision)
 

@@ -8,7 +8,7 @@ const answer = await fetch("/enter", {
   headers: { "content-type": "application/json" },
   body: JSON.stringify({ token }),
 }).catch(() => null);
-if (answer && answer.ok) location.replace(location.pathname + location.hash);
+if (answer && answer.ok) location.replace((location.pathname === "/enter" ? "/" : location.pathname) + location.hash);
 else {
   const said = answer && (await answer.json().catch(() => ({}))).error?.message;
   shown.textContent = said || text.noServer;

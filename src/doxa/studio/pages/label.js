@@ -1,7 +1,7 @@
 // The room "Label": the open rows of a session, answered by keys.
 import { chart, short } from "/pages/chart.js";
 import { Link } from "/pages/link.js";
-import { showRooms } from "/pages/rooms.js";
+import { showRooms } from "/pages/page.js";
 import { text } from "/pages/strings.js";
 
 const $ = (id) => document.getElementById(id);
@@ -202,7 +202,7 @@ function build() {
 
 $("state").textContent = text.connecting;
 room.link = new Link(
-  (facts) => { room.facts = facts; $("state").textContent = text.connected; showRooms($("rooms"), room.link.rooms, "label"); build(); open(); },
+  (facts, all) => { room.facts = facts; $("state").textContent = text.connected; showRooms("label", all); build(); open(); },
   (state, message) => {
     if (state === "lost") { $("state").textContent = text.lost; $("state").classList.add("lost"); }
     else if (state === "refused") warn(message);

@@ -5,7 +5,6 @@ const PATIENCE = 1500; // milliseconds until a panel stops waiting for an answer
 export class Link {
   constructor(onFacts, onState, room = "functions") {
     this.room = room;
-    this.rooms = []; // that are open
     this.onFacts = onFacts;
     this.onState = onState;
     this.panels = new Map(); // name: {number, first, waiting, receive, timer}
@@ -53,10 +52,8 @@ export class Link {
   }
 
   receive(message) {
-    if (message.type === "facts") {
-      this.rooms = Object.keys(message.content);
-      this.onFacts(message.content[this.room]);
-    } else if (message.type === "refused") this.onState("refused", message.message);
+    if (message.type === "facts") this.onFacts(message.content[this.room], message.content);
+    else if (message.type === "refused") this.onState("refused", message.message);
     else if (message.type === "answer") {
       const at = this.panels.get(message.panel);
       if (!at) return;

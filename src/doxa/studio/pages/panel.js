@@ -2,12 +2,11 @@
 import { Plane } from "/pages/plane.js";
 import { text } from "/pages/strings.js";
 
-const NETWORK = { depth: 1, width: 50, activation: "tanh", prior: 2, prior_kind: "fan-in" };
 const TURN = 9000; // milliseconds of one turn of a path
 const REST = 1400; // milliseconds from one draw to the next
 let made = 0, named = 0;
 
-const element = (name, properties = {}, ...children) => {
+export const element = (name, properties = {}, ...children) => {
   const found = Object.assign(document.createElement(name), properties);
   if ("autocomplete" in found && !found.name) found.name = `field-${++named}`;
   found.append(...children);
@@ -25,13 +24,20 @@ export class Panel {
     this.take(state);
   }
 
+  makePlane() { return new Plane(this.canvas, this.room); }
+
+  planeLabel() { return text.plane(this.method, this.room.points.length); }
+
+  // Further elements below the plane.
+  below() { return []; }
+
   get about() { return this.room.facts.methods.find((m) => m.name === this.method); }
 
   take(state) {
     this.method = state.method;
     const about = this.about;
     this.settings = { ...about.start, ...(state.settings || {}) };
-    this.network = { ...NETWORK, ...(state.network || {}) };
+    this.network = { ...this.room.network, ...(state.network || {}) };
     this.noise = state.noise === undefined ? null : state.noise;
     this.steps = state.steps === undefined ? this.defaultSteps : state.steps;
     this.members = state.members === undefined ? null : state.members;
@@ -54,8 +60,8 @@ export class Panel {
   }
 
   recipe() {
-    const { points, view, seed } = this.room;
-    const found = { points, method: this.method, settings: this.settings, seed, low: view.x0, high: view.x1, noise: this.noise, evaluate: this.evaluate };
+    const found = { ...this.room.asked(), method: this.method, settings: this.settings, evaluate: this.evaluate };
+    if (this.room.noises) found.noise = this.noise;
     if (this.about.network) Object.assign(found, this.network);
     if (!this.about.exact) found.steps = this.steps;
     if (this.members !== null) found.members = this.members;
@@ -66,7 +72,7 @@ export class Panel {
     this.element.setAttribute("aria-busy", "true");
     this.settledOn = false;
     this.far.textContent = "";
-    this.canvas.setAttribute("aria-label", text.plane(this.method, this.room.points.length));
+    this.canvas.setAttribute("aria-label", this.planeLabel());
     this.slow = this.slow || setTimeout(() => this.chip(text.computing, ""), 250);
     this.room.link.ask(this.name, "panel", this.recipe(), (kind, found, last, wait) => this.receive(kind, found, last, wait));
   }
@@ -115,7 +121,7 @@ export class Panel {
       this.python = found.python;
       this.pythonButton.disabled = false;
       if (this.room.playing) this.askPath();
-      if (last) { this.settledOn = true; this.room.askDistances(); }
+      if (last) { this.settledOn = true; this.room.settled(); }
     }
   }
 
@@ -176,7 +182,7 @@ export class Panel {
     this.summary = element("p", { className: "summary" });
     this.canvas = element("canvas", { tabIndex: 0 });
     this.canvas.setAttribute("role", "application");
-    this.plane = new Plane(this.canvas, this.room);
+    this.plane = this.makePlane();
     this.facts = element("div", { className: "facts" });
     this.facts.setAttribute("role", "status");
     this.far = element("p", { className: "muted far" });
@@ -197,7 +203,7 @@ export class Panel {
     });
     this.element.append(
       element("div", { className: "head" }, this.select, this.removeButton), this.summary,
-      element("div", { className: "plane" }, this.canvas), this.facts, this.far,
+      element("div", { className: "plane" }, this.canvas), ...this.below(), this.facts, this.far,
       element("div", { className: "tools" }, this.settingsButton, this.pythonButton), this.formElement,
     );
   }
@@ -244,16 +250,7 @@ export class Panel {
         field(text.priorKind, choice(n.prior_kind, ["normal", "fan-in"], (v) => { n.prior_kind = v; }, text.priorKinds)),
       ));
     }
-    const noises = about.network && !about.gaussian ? ["learned", "fixed", "heteroscedastic"] : ["learned", "fixed"];
-    const kind = this.noise === null ? "learned" : typeof this.noise === "number" ? "fixed" : "heteroscedastic";
-    const level = field(text.noiseStd, number(kind === "fixed" ? this.noise : 0.2, 0.0001, 100, "any", (v) => { this.noise = v; }));
-    level.hidden = kind !== "fixed";
-    rows.push(group(text.noise,
-      field(text.noise, choice(kind, noises, (v) => {
-        this.noise = v === "learned" ? null : v === "fixed" ? 0.2 : v;
-        level.hidden = v !== "fixed";
-      }, text.noises)), level,
-    ));
+    if (this.room.noises) rows.push(this.noiseForm(about, { field, number, choice, group }));
     const training = [];
     if (!about.exact) {
       training.push(field(text.steps, number(this.steps, 1, 20000, 1, (v) => { this.steps = v; }, text.byDefault)));
@@ -279,6 +276,19 @@ export class Panel {
     if (training.length) rows.push(group(text.training, ...training));
     if (own.length) rows.push(group(text.ofMethod(this.method), ...own));
     this.formElement.replaceChildren(...rows);
+  }
+
+  noiseForm(about, { field, number, choice, group }) {
+    const noises = about.network && !about.gaussian ? ["learned", "fixed", "heteroscedastic"] : ["learned", "fixed"];
+    const kind = this.noise === null ? "learned" : typeof this.noise === "number" ? "fixed" : "heteroscedastic";
+    const level = field(text.noiseStd, number(kind === "fixed" ? this.noise : 0.2, 0.0001, 100, "any", (v) => { this.noise = v; }));
+    level.hidden = kind !== "fixed";
+    return group(text.noise,
+      field(text.noise, choice(kind, noises, (v) => {
+        this.noise = v === "learned" ? null : v === "fixed" ? 0.2 : v;
+        level.hidden = v !== "fixed";
+      }, text.noises)), level,
+    );
   }
 }
 

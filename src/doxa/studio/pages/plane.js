@@ -1,4 +1,6 @@
 // A plane with axes, bands, curves and points. It draws numbers, and computes none but positions.
+import { label, line, round, ticks } from "/pages/axes.js";
+
 const HIT = 11; // CSS pixels around a point that belong to it
 
 export class Plane {
@@ -227,28 +229,4 @@ export class Plane {
       line(c, px, py - 9, px, py + 9);
     }
   }
-}
-
-function line(c, x0, y0, x1, y1) {
-  c.beginPath();
-  c.moveTo(x0, y0);
-  c.lineTo(x1, y1);
-  c.stroke();
-}
-
-export function round(value, span) {
-  const unit = 10 ** Math.ceil(Math.log10(span / 10000));
-  return Number((Math.round(value / unit) * unit).toPrecision(8));
-}
-
-function ticks(low, high) {
-  const span = high - low, power = 10 ** Math.floor(Math.log10(span / 4));
-  const step = [1, 2, 5, 10].map((k) => k * power).find((s) => span / s <= 8) || 10 * power;
-  const found = [];
-  for (let t = Math.ceil(low / step) * step; t <= high + step * 1e-9; t += step) found.push(Math.abs(t) < step * 1e-9 ? 0 : t);
-  return found;
-}
-
-function label(value) {
-  return String(Number(value.toPrecision(6))).replace("-", "−");
 }

@@ -1,7 +1,7 @@
 // The room "Your run": what a saved posterior knows about the rows of a table.
 import { chart, download, short } from "/pages/chart.js";
 import { Link } from "/pages/link.js";
-import { showRooms } from "/pages/rooms.js";
+import { showRooms } from "/pages/page.js";
 import { LONGEST, StateError, pack, unpack } from "/pages/state.js";
 import { text } from "/pages/strings.js";
 
@@ -225,7 +225,7 @@ function askRows() {
     $("rows-back").disabled = found.start === 0;
     $("rows-on").disabled = found.start + found.rows.length >= found.count;
     const first = found.rows[0], scored = "surprise" in first;
-    const predicted = Object.keys(first.predicted);
+    const predicted = Object.keys(first.predicted).filter((n) => n !== "level");
     const head = [["", ""], [text.row, ""], ...(scored ? [[room.about.target, room.about.classes ? "" : "number"], [text.surprise, "number"]] : []), ...predicted.map((n) => [n, "number"]), ...room.about.columns.map((c) => [c.name, c.kind === "number" ? "number" : ""])];
     const cell = (v) => typeof v === "number" ? element("td", { className: "number", textContent: short(v) }) : element("td", { textContent: v, title: v });
     const lines = found.rows.map((row) => {
@@ -281,7 +281,7 @@ function showCells() {
       const margin = 0.25 * (column.high - column.low) || 1;
       const low = Math.min(column.low - margin, value ?? Infinity), high = Math.max(column.high + margin, value ?? -Infinity);
       const step = Number(((high - low) / 400).toPrecision(1));
-      const bar = named(element("input", { type: "range" }), text.slider);
+      const bar = named(element("input", { type: "range" }), text.sliderWord);
       Object.assign(bar, { min: low, max: high, step });
       const box = named(element("input", { type: "number", step: "any" }));
       bar.value = value ?? (low + high) / 2;
@@ -444,7 +444,7 @@ function build() {
 
 $("state").textContent = text.connecting;
 room.link = new Link(
-  (facts) => { room.facts = facts; $("state").textContent = text.connected; showRooms($("rooms"), room.link.rooms, "run"); build(); load(); },
+  (facts, all) => { room.facts = facts; $("state").textContent = text.connected; showRooms("run", all); build(); load(); },
   (state, message) => {
     if (state === "lost") { $("state").textContent = text.lost; $("state").classList.add("lost"); }
     else if (state === "refused") warn(message);

@@ -1,6 +1,6 @@
 """One column of a table: its type, inferred from its cells, and its encoding as numbers.
 
-`infer_column` and `infer_target` decide the type; the rules are in `doxa.app.schema`. `Column`
+`infer_column` and `infer_target` decide the type; the rules are in `doxa.tables.schema`. `Column`
 encodes the cells.
 
 Dates become numbers: days since 1970-01-01 (with the time as a fraction), month, weekday. A text
@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from doxa.app.reading import (
+from doxa.errors import DataError, did_you_mean
+from doxa.likelihoods import LIKELIHOODS
+from doxa.tables.reading import (
     Array,
     fault_at,
     gaps,
@@ -32,8 +34,6 @@ from doxa.app.reading import (
     nested,
     numbers_of,
 )
-from doxa.errors import DataError, did_you_mean
-from doxa.likelihoods import LIKELIHOODS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -172,7 +172,7 @@ class Column:
             return self._one_hot(values, empty)
         notes = []
         numbers = numbers_of(values) if self.parts is None else days_of(values, self.layout or "")
-        if empty:  # `fill` is set here: otherwise missing cells are an error
+        if empty and self.fill is not None:  # otherwise missing cells are an error
             numbers[empty] = self.fill
             if not self.indicator:
                 notes.append(
@@ -331,8 +331,7 @@ _FILLED = "are filled with the median, and one more input marks them"
 
 def _number(values: pd.Series, impute: bool) -> Column:
     numbers = numbers_of(values)
-    fill = float(np.nanmedian(numbers)) if impute else None
-    return Column(str(values.name), fill=fill, indicator=impute and bool(gaps(values)))
+    return Column(str(values.name), fill=_median(numbers), indicator=impute and bool(gaps(values)))
 
 
 def _date(values: pd.Series, layout: str, impute: bool) -> Column | LeftOut:
@@ -345,10 +344,16 @@ def _date(values: pd.Series, layout: str, impute: bool) -> Column | LeftOut:
     days = days_of(values, layout)
     known = days[np.isfinite(days)]
     parts = tuple(p for p in PARTS if len(np.unique(part_of(known, p))) > 1) or PARTS[:1]
-    fill = float(np.median(known)) if impute else None
-    return Column(
-        str(values.name), None, parts, layout, fill, indicator=impute and len(known) < len(days)
-    )
+    gap = impute and len(known) < len(days)
+    return Column(str(values.name), None, parts, layout, _median(known), indicator=gap)
+
+
+def _median(numbers: Array) -> float:
+    """The median of the present numbers, which fills missing cells; of two that are too large to
+    be added, the lower."""
+    with np.errstate(over="ignore"):
+        found = float(np.nanmedian(numbers))
+    return found if math.isfinite(found) else float(np.nanquantile(numbers, 0.5, method="lower"))
 
 
 def _categories(values: pd.Series) -> Column:

@@ -7,10 +7,10 @@ Columns. Numbers are used as they are. Text, categories and true/false become on
 for each category seen in the fit; a category that appears only later is encoded as all zeros, with
 a note. A text column is taken as numeric if at least half of its cells are numbers (or would be
 without a percent or currency sign or separators); its other cells are an error that names column
-and row. Dates become days, month and weekday (`doxa.app.columns`). Dropped, with a note: constant
-columns; ids (every cell differs, and the column is named like an id, or counts the rows and is not
-the only input, or holds UUIDs); text with more than 50 categories, or with a different value in
-(nearly) every row. `categorical` and `numeric` override these rules.
+and row. Dates become days, month and weekday (`doxa.tables.columns`). Dropped, with a note:
+constant columns; ids (every cell differs, and the column is named like an id, or counts the rows
+and is not the only input, or holds UUIDs); text with more than 50 categories, or with a different
+value in (nearly) every row. `categorical` and `numeric` override these rules.
 
 Missing cells are an error that names every such column, unless `missing` is "impute". Then numbers
 and dates get the median and one more input that marks the filled cells, categories get the category
@@ -27,15 +27,20 @@ tables begins with one of them.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
-from doxa.app.columns import (
+from doxa.data.readers import ArrowReader, CsvReader
+from doxa.data.streams import Stream
+from doxa.errors import DataError, StoreError, did_you_mean
+from doxa.likelihoods import LIKELIHOODS
+from doxa.tables.columns import (
     CLASSIFIERS,
     COUNTS,
     MOST_CATEGORIES,
@@ -51,7 +56,8 @@ from doxa.app.columns import (
     layout_of,
     with_tuples,
 )
-from doxa.app.reading import (
+from doxa.tables.files import PARQUET, Table, open_table, pick
+from doxa.tables.reading import (
     Array,
     Dialect,
     gaps,
@@ -63,11 +69,6 @@ from doxa.app.reading import (
     refuse_gaps,
     separator_of_file,
 )
-from doxa.app.tables import PARQUET, open_table, pick
-from doxa.data.readers import ArrowReader, CsvReader
-from doxa.data.streams import Stream
-from doxa.errors import DataError, StoreError, did_you_mean
-from doxa.likelihoods import LIKELIHOODS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -153,20 +154,33 @@ class Schema:
             and len({column.name for column in self.columns}) == len(self.columns)
         )
 
+    def with_missing(self, missing: str | None) -> Schema:
+        """The schema with another treatment of missing cells; None: that of the fit."""
+        if missing not in (None, *MISSING_CELLS):
+            raise DataError(f"--missing takes error or impute, not {missing!r}")
+        if missing == IMPUTE:
+            empty = [c.name for c in self.columns if c.categories is None and c.fill is None]
+            if empty:
+                raise DataError(
+                    f"the run holds no median of {_quoted(empty)}, because an earlier version of "
+                    "doxa fitted it: fit again, or fill the cells"
+                )
+        return self if missing is None else replace(self, missing=missing)
+
+    def named(self, x: Array) -> Any:
+        """The inputs [N, D] as a data frame, so that messages name their columns; as they are if
+        two inputs have the same name."""
+        names = [name for column in self.columns for name in column.inputs]
+        if len(set(names)) < len(names):
+            return x
+        return import_pandas().DataFrame(x, columns=names, copy=False)
+
     def features(self, frame: pd.DataFrame) -> tuple[Array, list[str]]:
         """The network's inputs [N, D] in float64, with columns taken by name, and notes for the
         user: unused columns, unseen categories, imputed cells."""
-        names = [column.name for column in self.columns]
         notes = self.check_columns([str(name) for name in frame.columns])
-        values = [pick(frame, name) for name in names]
-        if self.missing != IMPUTE:
-            refuse_gaps(frame, names)
-        parts = []
-        for column, cells in zip(self.columns, values, strict=True):
-            numbers, messages = column.encode(cells)
-            parts.append(numbers)
-            notes += messages
-        return np.concatenate(parts, axis=1), notes
+        x, more = encode(frame, self.columns, self.missing)
+        return x, notes + more
 
     def check_columns(self, there: Sequence[str]) -> list[str]:
         """An error if a column of the fit is not in a table with these columns, and a note on the
@@ -242,37 +256,13 @@ def infer_schema(
         raise DataError(f"column {target!r} is the target and cannot be dropped")
     if twice := sorted(set(categorical) & set(numeric)):
         raise DataError(f"column {twice[0]!r} is given as both numeric and categorical")
-    columns: list[Column] = []
-    notes: list[str] = []
-    left_out: list[str] = []
-    counted: list[str] = []
-    for name in map(str, frame.columns):
-        if name == target:
-            continue
-        if name in drop:
-            found: Column | LeftOut = LeftOut("by --drop")
-        elif name == group:
-            found = LeftOut("it holds the groups (--group)")
-        elif name == time and not time_input:
-            found = LeftOut("it holds the times (--time); --time-input makes it an input")
-        else:
-            found = infer_column(
-                pick(frame, name), name in categorical, name in numeric, missing == IMPUTE
-            )
-        if isinstance(found, LeftOut):
-            left_out.append(name)
-            counted += [name] * found.startswith(COUNTS)
-            notes.append(f"column {name!r} dropped: {found}")
-            continue
-        columns.append(found)
-        notes += [note] if (note := describe(found)) else []
-    if not columns and counted:  # the only input: a time, not a row number
-        only = counted[0]
-        columns = [Column(only, fill=float(frame[only].median()))]
-        at = left_out.index(only)
-        notes[at] = (
-            f"column {left_out.pop(at)!r} counts the rows; used because it is the only input"
-        )
+    unused = dict.fromkeys(drop, "by --drop")
+    if group is not None:
+        unused[group] = "it holds the groups (--group)"
+    if time is not None and not time_input:
+        unused[time] = "it holds the times (--time); --time-input makes it an input"
+    inputs = frame[[name for name in frame.columns if name != target]]
+    columns, notes, left_out = infer_inputs(inputs, unused, categorical, numeric, missing == IMPUTE)
     if missing != IMPUTE:
         refuse_gaps(frame, [target, *(column.name for column in columns)])
     assumed = likelihood is None
@@ -293,6 +283,53 @@ def infer_schema(
         group,
         time,
     )
+
+
+def infer_inputs(
+    frame: pd.DataFrame, unused: Mapping[str, str], categorical: Sequence[str] = (),
+    numeric: Sequence[str] = (), impute: bool = False,
+) -> tuple[list[Column], list[str], list[str]]:  # fmt: skip
+    """The columns that are inputs, notes for the user, and the names of the dropped columns;
+    `unused` says why some columns are none."""
+    columns: list[Column] = []
+    notes: list[str] = []
+    left_out: list[str] = []
+    counted: list[str] = []
+    for name in map(str, frame.columns):
+        found: Column | LeftOut
+        if name in unused:
+            found = LeftOut(unused[name])
+        else:
+            found = infer_column(pick(frame, name), name in categorical, name in numeric, impute)
+        if isinstance(found, LeftOut):
+            left_out.append(name)
+            counted += [name] * found.startswith(COUNTS)
+            notes.append(f"column {name!r} dropped: {found}")
+            continue
+        columns.append(found)
+        notes += [note] if (note := describe(found)) else []
+    if not columns and counted:  # the only input: a time, not a row number
+        only = counted[0]
+        columns = [Column(only, fill=float(frame[only].median()))]
+        at = left_out.index(only)
+        notes[at] = (
+            f"column {left_out.pop(at)!r} counts the rows; used because it is the only input"
+        )
+    return columns, notes, left_out
+
+
+def encode(
+    frame: pd.DataFrame, columns: Sequence[Column], missing: str = "error"
+) -> tuple[Array, list[str]]:
+    """The network's inputs [N, D] of these columns, in float64, and notes for the user."""
+    if missing != IMPUTE:
+        refuse_gaps(frame, [column.name for column in columns])
+    parts, notes = [], []
+    for column in columns:
+        numbers, messages = column.encode(pick(frame, column.name))
+        parts.append(numbers)
+        notes += messages
+    return np.concatenate(parts, axis=1), notes
 
 
 def _refuse_absent(absent: Sequence[str], there: Sequence[str]) -> None:
@@ -340,10 +377,14 @@ class TableSpec:
 
 def read_dataset(path: Path, asked: TableSpec) -> tuple[pd.DataFrame, Schema]:
     """The rows that can be used, and the schema of their columns."""
-    frame, dialect, notes = open_table(path, asked.index, dialect=asked.dialect)
-    frame, fewer = with_target(frame, asked.target, asked.missing)
-    schema = inferred(frame, asked, dialect)
-    return frame, replace(schema, notes=(*notes, *fewer, *schema.notes))
+    return of_table(open_table(path, asked.index, dialect=asked.dialect), asked)
+
+
+def of_table(table: Table, asked: TableSpec) -> tuple[pd.DataFrame, Schema]:
+    """The same for a table that was read, or a data frame."""
+    frame, fewer = with_target(table.frame, asked.target, asked.missing)
+    schema = inferred(frame, asked, table.dialect)
+    return frame, replace(schema, notes=(*table.notes, *fewer, *schema.notes))
 
 
 def inferred(frame: pd.DataFrame, asked: TableSpec, dialect: Dialect | None) -> Schema:
@@ -478,14 +519,68 @@ def groups_of(values: pd.Series) -> Array:
     return labels_of(values)
 
 
+class Together(NamedTuple):
+    """The group and the time of each row, if rows belong together."""
+
+    groups: Array | None = None  # text
+    time: Array | None = None  # numbers
+
+    @classmethod
+    def of(cls, frame: pd.DataFrame, schema: Schema) -> Together:
+        """The columns of `--group` and `--time`. A table to calibrate on must have them."""
+        given = [
+            None if name is None else pick(frame, name) for name in (schema.group, schema.time)
+        ]
+        return cls(
+            None if given[0] is None else groups_of(given[0]),
+            None if given[1] is None else times_of(given[1]),
+        )
+
+    def some(self, rows: Array) -> Together:
+        return Together(*(None if each is None else each[rows] for each in self))
+
+    def options(self) -> dict[str, Any]:
+        """The arguments of `doxa.fit`."""
+        return {name: each for name, each in self._asdict().items() if each is not None}
+
+    def words(self, schema: Schema) -> str:
+        """The message for the user; "" if rows do not belong together."""
+        said = []
+        if self.groups is not None:
+            said.append(f"{len(set(self.groups))} groups, by {schema.group!r}")
+        if self.time is not None:
+            said.append(f"{len(set(self.time))} times, by {schema.time!r}")
+        return ", ".join(said)
+
+    def held(self, share: float, seed: int) -> Array:
+        """A mask of about this share of the rows: whole groups, or the last rows, or the groups
+        that begin last."""
+        if self.groups is None:
+            assert self.time is not None
+            times, counts = np.unique(self.time, return_counts=True)
+            if len(times) < 2:
+                return np.zeros(len(self.time), bool)
+            later = len(self.time) - np.cumsum(counts)  # rows after each time
+            return self.time > times[np.abs(later[:-1] - share * len(self.time)).argmin()]
+        order = np.random.default_rng([seed, 5]).permutation(len(self.groups))
+        first: dict[Any, Any] = {}
+        for row in order:
+            name, when = self.groups[row], 0.0 if self.time is None else self.time[row]
+            first[name] = min(first.get(name, when), when)
+        sizes = Counter(self.groups.tolist())
+        latest = sorted(first, key=first.__getitem__, reverse=True)
+        away = np.abs(np.cumsum([sizes[name] for name in latest]) - share * len(self.groups))
+        return np.isin(self.groups, latest[: int(away.argmin()) + 1])
+
+
 def read_more(
     path: Path, schema: Schema, dialect: Dialect, label: str | None = None
 ) -> tuple[pd.DataFrame, list[str]]:
     """The rows of a file for a known schema, and notes on the file for the user. `label`: the
     column that names the rows, if it is not that of the fit."""
     wanted = label or schema.index
-    frame, _, notes = open_table(path, wanted, index_needed=label is not None, dialect=dialect)
-    return frame, notes
+    found = open_table(path, wanted, index_needed=label is not None, dialect=dialect)
+    return found.frame, found.notes
 
 
 def read_labelled(path: Path, schema: Schema, dialect: Dialect) -> tuple[pd.DataFrame, list[str]]:

@@ -7,11 +7,10 @@ size, and the escapes for text that a spreadsheet program would evaluate as a fo
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from doxa.app.reading import MOST_COLUMNS, Dialect, import_pandas, is_text, nested, read_text_table
-from doxa.app.reading import Array as Array
 from doxa.data.text_files import (
     MOST_GROWTH,
     check_memory,
@@ -28,6 +27,16 @@ from doxa.errors import (
     StoreError,
     did_you_mean,
 )
+from doxa.store.artefact import make_directory
+from doxa.tables.reading import (
+    MOST_COLUMNS,
+    Dialect,
+    import_pandas,
+    is_text,
+    nested,
+    read_text_table,
+)
+from doxa.tables.reading import Array as Array
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,22 +47,68 @@ LONGEST_NAME = 255  # bytes of one name, in common file systems
 _UNNAMED = "Unnamed: 0"  # pandas' name for a first column without a header: an index
 
 
-class Table(NamedTuple):
-    """The rows of a file, its dialect (None for Parquet), and notes for the user."""
+@dataclass(frozen=True)
+class Table:
+    """The rows of a file, as the command line reads them.
+
+    Attributes
+    ----------
+    frame : DataFrame
+        The rows. Their index is the one of the file, else the line of each row in a text file.
+    dialect : Dialect or None
+        How the text is written: separator, decimal mark, encoding. None for Parquet.
+    notes : list of str
+        What was recognised, in sentences.
+    source : Path or None
+        The file.
+    """
 
     frame: pd.DataFrame
-    dialect: Dialect | None
-    notes: list[str]
+    dialect: Dialect | None = None
+    notes: list[str] = field(default_factory=list)
+    source: Path | None = None
+
+    def __len__(self) -> int:
+        return len(self.frame)
+
+    def __repr__(self) -> str:
+        name = "Table" if self.source is None else f"Table of {self.source.name}"
+        rows, columns = self.frame.shape
+        said = "".join(f"\n  {note}" for note in self.notes)
+        return f"{name}: {rows:,} rows, {columns:,} columns{said}\n{self.frame.head()}"
 
 
 def read_table(
     path: str | Path,
+    *,
     index: str | None = None,
-    index_needed: bool = True,
-    dialect: Dialect = Dialect(),  # noqa: B008 - frozen
-) -> pd.DataFrame:
-    """The rows of a file; see `open_table`."""
-    return open_table(path, index, index_needed, dialect).frame
+    sep: str | None = None,
+    decimal: str | None = None,
+    encoding: str | None = None,
+) -> Table:
+    """Read a table from a file by the rules of `doxa fit` (docs/tables.md).
+
+    Parameters
+    ----------
+    path : str or Path
+        A CSV file (.csv, .tsv, .txt, also compressed) or a Parquet file (.parquet, .pq).
+    index : str, optional
+        The column that names the rows.
+    sep, decimal, encoding : str, optional
+        How a text file is written; by default this is detected. The same words as on the command
+        line: "semicolon", "comma", "latin-1".
+
+    Returns
+    -------
+    Table
+        The rows, how they were written, and notes.
+
+    Examples
+    --------
+    >>> table = doxa.read_table("rents.csv")
+    >>> table.frame.columns
+    """
+    return open_table(path, index, dialect=Dialect.asked(sep, decimal, encoding))
 
 
 def open_table(
@@ -100,7 +155,7 @@ def open_table(
     if not frame.index.is_unique:
         again = int(frame.index.duplicated().sum())
         notes.append(f"the index of {path.name} is not unique: {again} rows repeat an earlier name")
-    return Table(frame, found, notes)
+    return Table(frame, found, notes, path)
 
 
 def _check_readable(path: Path) -> None:
@@ -149,7 +204,7 @@ def write_table(frame: pd.DataFrame, path: Path) -> None:
     would evaluate as a formula gets an apostrophe."""
     check_writable(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(path.parent)
         if path.suffix.lower() in PARQUET:
             frame.to_parquet(path)
         else:

@@ -163,3 +163,41 @@ def test_members_in_turn_are_planned_as_one_and_what_is_kept_of_the_others() -> 
     few = doxa.plan(network(), pictures(30), "deep-ensemble", **options)
     held = doxa.plan(network(), pictures(30), "deep-ensemble", block_size=10, **options)
     assert few.bytes == held.bytes, "parts of 3 rows are pooled"
+
+
+@pytest.mark.parametrize(
+    "method, options, expected",
+    [
+        ("deep-ensemble", {"members": 6}, 1),  # small networks are one block
+        ("deep-ensemble", {"members": 6, "block_size": 2}, 3),
+        ("deep-ensemble", {"members": 6, "engine": "loop"}, 6),
+        ("deep-ensemble", {"members": 6, "block_size": 2, "callbacks": [print]}, 3),
+        ("deep-ensemble", {"members": 6, "engine": "loop", "callbacks": [print]}, 1),
+        ("map", {"members": 2, "runs": doxa.Runs(seeds=[0, 1]), "block_size": 1}, 4),
+        ("map", {"members": 1}, 1),  # parts of the rows, which are pooled
+        ("functional-prior", {"members": 2, "block_size": 1}, 1),  # it shares nothing
+    ],
+)
+def test_the_plan_says_how_many_processes_help(
+    tmp_path: Path, method: str, options: dict[str, Any], expected: int
+) -> None:
+    """As many as `doxa.blocks` lists."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(200, 2, generator=g)
+    given = (doxa.nets.mlp(2, 1, (8,)), (x, x.sum(1)), method)
+    plan = doxa.plan(*given, **options)
+    assert plan.processes == expected
+    assert len(doxa.blocks(*given, checkpoint=tmp_path, **options)) == expected
+    lines = [line for line in repr(plan).splitlines() if line.startswith("blocks")]
+    if expected > 1:
+        assert lines == [f"blocks   {expected}, which as many processes can divide"]
+    else:
+        assert lines == ["blocks   one: more than one process does not help"] * (plan.members > 1)
+
+
+def test_few_held_out_rows_are_pooled_in_the_plan(tmp_path: Path) -> None:
+    x = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
+    given = (doxa.nets.mlp(2, 1, (8,)), (x, x.sum(1)), "deep-ensemble")
+    options = {"members": 6, "block_size": 1}
+    assert doxa.plan(*given, **options).processes == 1
+    assert len(doxa.blocks(*given, checkpoint=tmp_path, **options)) == 1

@@ -117,6 +117,9 @@ class Training:
         Rows per step. Default: the method's.
     microbatch : int, optional
         The most rows whose gradient is computed at once: less memory, the same gradient.
+    microbatches : int, optional
+        The number of blocks in which the rows of a step are computed, and which several processes
+        divide: one large network on several processes.
     steps : int, optional
         Optimisation steps. Give `steps` or `epochs`, not both. Default: the method's.
     epochs : float, optional
@@ -141,6 +144,7 @@ class Training:
 
     batch_size: int | None = None
     microbatch: int | None = None
+    microbatches: int | None = None
     steps: int | None = None
     epochs: float | None = None
     lr: float | None = None
@@ -290,6 +294,7 @@ class FitOptions(TypedDict, total=False):
     precision: str
     batch_size: int | None
     microbatch: int | None
+    microbatches: int | None
     steps: int | None
     epochs: float | None
     lr: float | None
@@ -311,8 +316,9 @@ class FitOptions(TypedDict, total=False):
 
 _checked = keywords(
     seed=checks.seed, standardize=checks.flag, patience=checks.whole, batch_size=checks.whole,
-    microbatch=checks.whole, steps=checks.whole, epochs=checks.positive, lr=checks.positive,
-    block_size=checks.whole, checkpoint_every=checks.seconds, draws_budget=checks.budget,
+    microbatch=checks.whole, microbatches=checks.whole, steps=checks.whole,
+    epochs=checks.positive, lr=checks.positive, block_size=checks.whole,
+    checkpoint_every=checks.seconds, draws_budget=checks.budget,
     callbacks=checks.functions, channels_last=checks.flag,
 )  # fmt: skip
 
@@ -382,6 +388,7 @@ def fit(
     precision: str = "full",
     batch_size: int | None = None,
     microbatch: int | None = None,
+    microbatches: int | None = None,
     steps: int | None = None,
     epochs: float | None = None,
     lr: float | None = None,
@@ -494,6 +501,13 @@ def fit(
         one piece are in memory. BatchNorm has the statistics of each piece, which a warning says.
         Methods whose components divide a batch take a multiple of their number, at least one each.
         None means all rows of a step at once.
+    microbatches : int, default None
+        The number of blocks in which the rows of each step are computed. Their gradients are added
+        in a fixed order, and several processes divide the blocks (docs/many_processes.md), so that
+        all of them train one network, and any number of processes gives the same bits. Methods that
+        sum over all rows divide those into as many blocks. Networks with BatchNorm, and others
+        whose buffers change in training, are an error. None means all rows of a mini-batch at once;
+        sums over all rows are divided by a rule on the amount of work.
     steps : int, default None
         The number of optimisation steps. None means the method's default, and with few rows, or if
         little is learned, further fits with more steps and other settings, of which held-out rows
@@ -558,8 +572,9 @@ def fit(
         ":eager", ":traced", ":compiled" or ":graph".
     callbacks : sequence of callable, default ()
         Functions `f(step, info)`, called about 100 times per stage at most. `info` is a dictionary
-        of lists with one number per member, such as the loss. A function that returns True stops
-        the run.
+        of lists with one number per member, such as the loss; `info.members` has the run and the
+        id of each. A function that returns True stops the run. With `block_size`, `f` sees one
+        block of members at a time, and stops this block (docs/many_processes.md).
 
     Returns
     -------
@@ -764,6 +779,7 @@ class Call:
                 "a network with GroupNorm or LayerNorm has the gradient of the whole batch",
                 own.microbatch,
             )
+        check_divided(run, self.options.engine)
         precision = self.options.precision
         check_precision(precision, method, run)
         if run.problem.model is not None and run.net.at_rest:  # see `driver/trunk.py`
@@ -771,6 +787,28 @@ class Call:
             half, tf32 = precision == "bfloat16", precision == "tf32"
             return replace(run, engine=Engine("loop", half=half, tf32=tf32, reason=later))
         return replace(run, engine=select_engine(run, self.options.engine, method, precision))
+
+
+def check_divided(run: Run, engine: Any) -> None:
+    """Check that the rows of a step can be divided into blocks, where the user asks for it."""
+    if run.settings.microbatches is None:
+        return
+    if run.problem.model is None:
+        raise MethodError("microbatches divides the rows of a network's steps; there is no network")
+    if run.data.has_rows and run.rows.stream is not None:
+        raise MethodError("microbatches needs rows that are in memory, and the data are a stream")
+    if run.problem.joins_rows:
+        kind = "BatchNorm" if run.problem.batch_norm else "the network"
+        raise MethodError(
+            f"microbatches: {kind} changes its buffers in training by all rows of a step, which "
+            "are divided here: use GroupNorm or LayerNorm, or do not set microbatches"
+        )
+    mode = Engine.parse(engine).mode if engine != "auto" else None
+    if mode not in (None, "eager"):
+        raise MethodError(
+            f"microbatches: steps run eagerly, because processes exchange gradients within a step; "
+            f"engine={engine!r} asks for {mode!r}"
+        )
 
 
 def read_call(arguments: Mapping[str, Any]) -> Call:
@@ -791,6 +829,11 @@ def read_call(arguments: Mapping[str, Any]) -> Call:
         raise MethodError(
             f"the objective of {method.name} is not a sum over rows: its gradient cannot be "
             "accumulated over pieces of a batch; do not set microbatch"
+        )
+    if options.microbatches is not None and not method.sums_over_rows:
+        raise MethodError(
+            f"the objective of {method.name} is not a sum over rows, which cannot be divided into "
+            "blocks; do not set microbatches"
         )
     given = Given.read(options.data, options.sample_weight, options.groups, time)
     if time is not None and isinstance(validation, tuple | list):
@@ -861,6 +904,8 @@ def read_call(arguments: Mapping[str, Any]) -> Call:
         checkpoint_seconds=options.checkpoint_every, draws_budget=options.draws_budget,
         progress=sys.stderr.isatty() if options.progress is None else options.progress,
         engine=options.engine, block_size=options.block_size,
+        divides_rows=method.shares in ("rows", "both"), microbatches=options.microbatches,
+        row_multiple=method.piece_rows(1), row_work=method.row_work,
         trunk_outputs=TrunkOutputs(options.trunk_outputs), channels_last=options.channels_last,
     )  # fmt: skip
     return Call(

@@ -23,13 +23,14 @@ import torch
 from torch.utils._pytree import tree_map
 
 from doxa.data import Data, free_memory
-from doxa.driver.blocks import Block
+from doxa.driver.blocks import Block, cut, size_by_rule
 from doxa.driver.fits import Fits, Variant
 from doxa.driver.processes import alone
 from doxa.driver.runs import Runs
+from doxa.driver.setup import Splits, expected_kind, pooled_rows
 from doxa.errors import MethodError
 from doxa.fit import Call, FitOptions, read_call, with_options
-from doxa.method import Method
+from doxa.method import FitSettings, Method
 from doxa.method.method import Workload, in_units, planned_parts, smaller_plans
 from doxa.model import Model
 
@@ -77,6 +78,9 @@ class FitPlan:
     gradients : tuple of int, optional
         The fewest and the most gradients over all rows that a chain computes. None if they follow
         from `steps`.
+    processes : int
+        The largest number of processes that the fit can use: the number of its blocks of members
+        (`docs/many_processes.md`).
     seconds : tuple of float, optional
         The shortest and the longest time of all gradients. None if there is no network, or if the
         fit exceeds the available memory.
@@ -103,6 +107,7 @@ class FitPlan:
     advice: str = ""
     parts: bool = False
     gradients: tuple[int, int] | None = None
+    processes: int = 1
     seconds: tuple[float, float] | None = None
 
     @property
@@ -135,6 +140,10 @@ class FitPlan:
             short, long = map(_span, self.seconds)
             time = short if short == long else f"{short} to {long}"
             lines.append(f"time     about {time} of gradients, as timed here; other work is added")
+        if self.processes > 1:
+            lines.append(f"blocks   {self.processes}, which as many processes can divide")
+        elif self.members > 1:
+            lines.append("blocks   one: more than one process does not help")
         if self.smaller:
             lines.append("smaller")
             lines += [f"  {in_units(size):>10}  {text}" for text, size in self.smaller.items()]
@@ -198,8 +207,26 @@ def _planned(arguments: Mapping[str, Any]) -> FitPlan:
     return FitPlan(
         method.name, largest.members, largest.weights, largest.rows, steps, largest.batch, memory,
         available, str(call.device), smaller_plans(method, largest), method.smaller,
-        largest.parts, method.gradients, seconds,
+        largest.parts, method.gradients, _blocks_of(call, *sizes[0], bool(parts)), seconds,
     )  # fmt: skip
+
+
+def _blocks_of(
+    call: Call, found: tuple[Data, Splits, Any, Any], settings: FitSettings, work: Workload,
+    parts: bool,
+) -> int:  # fmt: skip
+    """The number of blocks of the fit, or of its first phase."""
+    held, splits = found[:2]
+    run_of = [r for r in range(len(call.specs)) for _ in range(work.members // len(call.specs))]
+    pooled = pooled_rows(held, run_of, list(splits.of or run_of), parts) is not None
+    kind = expected_kind(
+        call.problem, call.method, call.options.engine, work.members, call.device
+    )  # fmt: skip
+    rows = max(map(len, held.rows))
+    size = size_by_rule(
+        call.method, call.problem, settings, work.members, kind, rows, call.device, pooled
+    )
+    return len(cut(work.members, size))
 
 
 def _seconds(

@@ -94,7 +94,8 @@ class Row:
     elbo : bool
         Whether its posterior has a lower bound on the evidence.
     shares : str
-        What several processes can divide: "members" or "none"; as the class says (`Method.shares`).
+        What several processes can divide: "members", "rows", "both" or "none"; as the class says
+        (`Method.shares`).
     """
 
     name: str
@@ -180,7 +181,7 @@ EXACT = (
         ("regression",),
         gives="evidence, a posterior over models",
         demo=Demo("50 Fourier features, exact", {"features": "fourier"}),
-        docs="methods.md", shares="none", evidence=True),
+        docs="methods.md", shares="rows", evidence=True),
 )  # fmt: skip
 
 
@@ -317,7 +318,7 @@ LAPLACE = (
         "1 + one pass",
         gives="evidence, uncertainty after training",
         demo=Demo("full, linearised", {"structure": "full"}, {"steps": 2000}),
-        docs="methods.md", evidence=True),
+        docs="methods.md", shares="both", evidence=True),
 )  # fmt: skip
 
 
@@ -328,7 +329,7 @@ MCMC = (
         gives="the reference, for small nets and data",
         short={"draws": 20, "burn_in": 20, "leapfrog": 5},
         demo=Demo("4 chains", {"draws": 200, "burn_in": 300, "leapfrog": 50}, {"members": 4}),
-        docs="sampling.md"),
+        docs="sampling.md", shares="both"),
     Row("nuts", "doxa.mcmc.nuts:NUTS", "mcmc",
         "The no-U-turn sampler: HMC that finds its own trajectory length",
         "Hoffman & Gelman 2014; Betancourt 2017", "full-batch gradients",
@@ -336,14 +337,14 @@ MCMC = (
         gives="the reference without tuning",
         short={"draws": 20, "burn_in": 20, "max_depth": 2},
         demo=Demo("4 chains, trees of 2^6", {"draws": 100, "burn_in": 150, "max_depth": 6}),
-        docs="sampling.md"),
+        docs="sampling.md", shares="both"),
     Row("mala", "doxa.mcmc.mala:MALA", "mcmc",
         "Langevin steps with an acceptance test, step size and mass adapted",
         "Besag 1994; Roberts & Tweedie 1996", "full-batch gradients", "10⁴ gradients and more",
         gives="exact draws by the plainest gradient step",
         short={"draws": 20, "burn_in": 20},
         demo=Demo("4 chains", {"draws": 2000, "burn_in": 2000, "thin": 10}, {"members": 4}),
-        docs="sampling.md"),
+        docs="sampling.md", shares="both"),
     Row("metropolis", "doxa.mcmc.metropolis:Metropolis", "mcmc",
         "Random-walk Metropolis on the full data, its proposal learned in burn-in",
         "Metropolis et al. 1953; Haario et al. 2001", "a few dozen parameters at most",
@@ -351,7 +352,7 @@ MCMC = (
         gives="draws of a few parameters, without gradients",
         short={"draws": 20, "burn_in": 20},
         demo=Demo(left_out="a random walk does not get around in 2,700 dimensions"),
-        docs="sampling.md"),
+        docs="sampling.md", shares="both"),
     Row("sghmc", "doxa.mcmc.sghmc:SGHMC", "mcmc",
         "Stochastic gradient Hamiltonian Monte Carlo: momentum SGD with friction's noise",
         "Chen, Fox & Guestrin 2014", "mini-batch gradients", "1–3",
@@ -433,7 +434,7 @@ FUNCTION = (
         "Z³ + BZ² a step", ("regression", "classification"),
         gives="bound, classes, streams", short={"inducing": 8},
         demo=Demo("RBF kernel, 20 inducing points", {"inducing": 20}, {"steps": 400}),
-        docs="sparse.md", shares="none", elbo=True),
+        docs="sparse.md", shares="rows", elbo=True),
     Row("deep-gp", "doxa.function.deep_gp:DeepGP", "process",
         "Layers of Gaussian processes, doubly stochastic variational inference",
         "Salimbeni & Deisenroth 2017", "no network; any number of rows",

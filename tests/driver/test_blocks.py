@@ -161,11 +161,48 @@ def test_the_rule_reads_neither_memory_nor_processes(
     assert counts[:4] == counts[4:] and counts[3] > 1
 
 
-def test_what_members_have_in_common_is_one_block() -> None:
-    def look(step: int, info: dict[str, Any]) -> None:
-        assert len(info.get("loss", range(6))) == 6
+def test_callbacks_see_the_members_of_a_block() -> None:
+    """All members, unless the size of a block is given: then those of the block, and which."""
+    seen: list[Any] = []
 
-    assert fitted(callbacks=[look], block_size=1).diagnostics["blocks"]["count"] == 1
+    def look(step: int, info: Any) -> None:
+        assert len(info.get("loss", info.members)) == len(info.members)
+        seen.append((info.block, info.blocks, info.members))
+
+    runs = doxa.Runs(seeds=[0, 1])
+    everybody = [(run, member) for run in range(2) for member in range(3)]
+    for engine in ("stack:eager", "loop"):
+        found = fitted(callbacks=[look], runs=runs, members=3, engine=engine, validation=None)
+        assert found[0].diagnostics["blocks"]["count"] == 1
+        assert all(who == (0, 1, everybody) for who in seen) and seen
+        seen.clear()
+    found = fitted(callbacks=[look], runs=runs, members=3, block_size=2, validation=None)
+    assert found[0].diagnostics["blocks"]["count"] == 3
+    assert {(block, count, tuple(who)) for block, count, who in seen} == {
+        (i, 3, tuple(everybody[2 * i : 2 * i + 2])) for i in range(3)
+    }
+
+
+def test_a_callback_stops_its_block() -> None:
+    found = fitted(
+        callbacks=[lambda step, info: info.block == 1], block_size=2, validation=None, steps=30
+    )
+    by_step = dict(found.history["loss"])
+    assert max(by_step) == 30  # those of the other blocks
+    assert str(found.status) == "stopped"
+
+
+def test_snapshots_need_blocks_of_all_members(tmp_path: Path) -> None:
+    """A folder that a fit without snapshots has begun."""
+    see = doxa.Snapshots(lambda snapshot: None, steps=[10])
+    options = {"block_size": 2, "checkpoint": tmp_path / "run", "validation": None}
+    fitted(**options)
+    with pytest.raises(MethodError, match="another folder"):
+        fitted(callbacks=[see], **options)
+    assert fitted(callbacks=[see], block_size=2).diagnostics["blocks"]["count"] == 1
+
+
+def test_what_members_have_in_common_is_one_block() -> None:
     few = fitted(data=rows(40), block_size=1)  # parts of eight rows: the members pool them
     assert few.diagnostics["blocks"]["count"] == 1
     gp = doxa.fit(None, rows(30), "gp", block_size=1)
@@ -176,8 +213,8 @@ def test_methods_say_what_they_share() -> None:
     for row in ROWS:
         cls = doxa.get_method(row.name)
         assert cls.shares == row.shares, row.name
-        assert row.shares in ("members", "none")
-        assert cls.needs_network or row.shares == "none", row.name
+        assert row.shares in ("members", "rows", "both", "none")
+        assert cls.needs_network or row.shares in ("none", "rows"), row.name
     assert "processes share" in repr(doxa.methods())
 
 

@@ -64,7 +64,8 @@ def _shown_deprecations() -> Iterator[None]:
         yield
 
 
-BY_SEVERAL = ("fit", "methods")  # commands that several processes may run together
+# Commands that several processes may run together: one of them prints and writes.
+BY_SEVERAL = ("fit", "compare", "bench", "active", "methods")
 
 
 def _check_launched(given: Sequence[str]) -> None:
@@ -74,17 +75,65 @@ def _check_launched(given: Sequence[str]) -> None:
     from doxa.driver.processes import launched
 
     name = next((word for word in given if word[:1] != "-"), "")
-    if launched() is None or name in BY_SEVERAL or not name:
+    if launched() is None or not name:
         return
     if any(word.split("=")[0] == "--jobs" for word in given):
         raise MethodError(
             f"doxa {name} --jobs starts processes of its own, and torchrun has started "
             "several: choose one of them, --jobs without torchrun"
         )
-    raise MethodError(
-        f"doxa {name} runs in one process: start it without torchrun; doxa fit is the command "
-        "that several processes share"
-    )
+    if name not in BY_SEVERAL:
+        raise MethodError(
+            f"doxa {name} runs in one process: start it without torchrun; the commands that "
+            f"several processes share are {', '.join(BY_SEVERAL)}"
+        )
+
+
+def _print_error(error: DoxaError) -> None:
+    message = " ".join(str(error).split())
+    err.print(f"[bold red]error:[/] {escape(message)}", soft_wrap=True, highlight=False)
+
+
+def _is_first() -> bool:
+    """Whether this process prints errors: process 0 of several, or the only one."""
+    if "WORLD_SIZE" not in os.environ:
+        return True
+    from doxa.driver.processes import is_first
+
+    return is_first()
+
+
+@contextmanager
+def _by_all_processes() -> Iterator[None]:
+    """A context for a command that all launched processes run: process 0 prints, and an error in
+    one of them reaches the others. Process 0 prints it before any of them ends, because the
+    launcher then ends the rest. An exit code is no error."""
+    from doxa.driver.processes import opened
+
+    quiet = out.quiet, err.quiet
+    out.quiet = err.quiet = not _is_first()
+    code: typer.Exit | None = None
+    printed: list[BaseException] = []
+
+    def tell(error: BaseException) -> None:
+        if isinstance(error, DoxaError):
+            _print_error(error)
+            printed.append(error)
+
+    try:
+        with opened(tell):
+            try:
+                yield
+            except typer.Exit as asked:
+                code = asked
+    except DoxaError as error:
+        if error not in printed:
+            _print_error(error)
+        raise typer.Exit(2) from None
+    finally:
+        out.quiet, err.quiet = quiet
+    if code is not None:
+        raise code
 
 
 class _OneLineErrors(TyperGroup):
@@ -96,10 +145,13 @@ class _OneLineErrors(TyperGroup):
         try:
             with _shown_deprecations():
                 _check_launched(ctx.meta["doxa.given"])
-                return super().invoke(ctx)
+                if "WORLD_SIZE" not in os.environ:
+                    return super().invoke(ctx)
+                with _by_all_processes():
+                    return super().invoke(ctx)
         except DoxaError as error:
-            message = " ".join(str(error).split())
-            err.print(f"[bold red]error:[/] {escape(message)}", soft_wrap=True, highlight=False)
+            if _is_first():  # of several processes: all have this error
+                _print_error(error)
             raise typer.Exit(2) from None
         except OSError as error:
             if error.errno != errno.ENAMETOOLONG:

@@ -16,8 +16,9 @@ training two together, and a process that trains one has the state of one in mem
 members is cut only where a block is enough work for the overhead of its steps to be small: by the
 number of weights times rows per step. What cannot be cut is one block: a method that says so
 (`Method.shares`), members that pool their held-out rows (`Run.pooled_rows`), a fit whose callbacks
-see all members. The rule reads neither the number of processes nor the free memory, so that any
-number of processes trains the same blocks, and a stored recipe says which they were.
+see all members (unless the size of a block is given). The rule reads neither the number of
+processes nor the free memory, so that any number of processes trains the same blocks, and a stored
+recipe says which they were.
 
 **Folders.** A fit of one block has its checkpoints in the folder itself, which is locked. A fit of
 several blocks has a subfolder `blocks` with one folder per block, whose results stay there
@@ -29,7 +30,7 @@ from __future__ import annotations
 
 import logging
 import math
-import time
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -49,6 +50,7 @@ from doxa.driver.loop import (
     DrawsInMemory,
     Driver,
     FitCheckpoints,
+    Part,
     Progress,
     own_checkpoint,
     saved_engine,
@@ -57,15 +59,17 @@ from doxa.driver.loop import (
 from doxa.driver.setup import divisible
 from doxa.driver.watch import Watch
 from doxa.engine.engine import default_modes, threads, threads_for
-from doxa.errors import StoreError
+from doxa.errors import MethodError, ProcessError, StoreError
 from doxa.linalg.layout import LARGE
-from doxa.method import Method, Run, State
+from doxa.method import FitSettings, Method, Run, State
+from doxa.method.row_sums import divided_by, together
+from doxa.model.model import Problem
+from doxa.posterior import Posterior
 from doxa.store import claims
 from doxa.store.claims import FOLDER
 
 log = logging.getLogger("doxa")
 
-POLL = 0.1  # seconds between looks at the blocks of other processes
 others: ContextVar[Any] = ContextVar("doxa_others", default=None)  # `processes.World` of this call
 # Weights × rows × members of a step of one block of stacked members: from here on, the overhead of
 # a step is less than a twentieth of it. Measured on a CPU by benchmarks/processes.py; on other
@@ -75,18 +79,41 @@ WORK, WORK_ON_DEVICE = 2e8, 1e10
 
 def block_size(run: Run, method: Method) -> int:
     """The largest number of members of a block, by the rule above, or as the user has set it."""
-    settings = run.settings
-    whole = run.pooled_rows is not None or not divisible(run.problem, method, settings)
-    if whole or run.size == 1:
-        return run.size
+    rows = max(map(len, run.rows.rows))
+    pooled = run.pooled_rows is not None
+    return size_by_rule(
+        method, run.problem, run.settings, run.size, run.engine.kind, rows, run.device, pooled
+    )
+
+
+def size_by_rule(
+    method: Method, problem: Problem, settings: FitSettings, members: int, kind: str, rows: int,
+    device: torch.device, pooled: bool,
+) -> int:  # fmt: skip
+    """The rule, on numbers that are known before a member is initialised.
+
+    Parameters
+    ----------
+    method, problem, settings : Method, Problem, FitSettings
+    members : int
+        Runs × members.
+    kind : str
+        The kind of engine.
+    rows : int
+        The most rows that a member is fitted to.
+    device : torch.device
+    pooled : bool
+        Whether members pool their held-out rows.
+    """
+    if not divisible(problem, method, settings) or pooled or members == 1:
+        return members
     if settings.block_size is not None:
         return settings.block_size
-    if run.engine.kind == "loop":
+    if kind == "loop":
         return 1
-    rows = min(settings.batch_size, max(map(len, run.rows.rows)))
-    each = run.layout.size * max(1, method.num_particles_on(run.problem)) * rows
-    least = WORK if run.device.type == "cpu" else WORK_ON_DEVICE
-    return min(run.size, max(2, math.ceil(least / max(1, each))))
+    each = problem.layout.size * max(1, method.num_particles_on(problem))
+    least = WORK if device.type == "cpu" else WORK_ON_DEVICE
+    return min(members, max(2, math.ceil(least / max(1, each * min(settings.batch_size, rows)))))
 
 
 def cut(members: int, size: int) -> list[slice]:
@@ -120,7 +147,12 @@ def opened(
     (`divided`)."""
     size, world = block_size(run, method), others.get()
     if world is not None:
-        checkpoint = _compared(run, method, checkpoint, digest, size, world)
+        _compare(run, method, checkpoint, digest, size, world)
+        if size >= run.size and run.row_blocks > 1 and not divided:
+            with _dividing_rows(run, method, checkpoint, digest, world) as work:
+                yield work
+            return
+        checkpoint = world.folder(checkpoint)
     if checkpoint is None:
         yield Work(run, method, cut(run.size, size))
         return
@@ -146,17 +178,57 @@ def opened(
         yield Work(run, method, blocks, FitCheckpoints(checkpoints, digest, found), places)
 
 
-def _compared(
+def _compare(
     run: Run, method: Method, checkpoint: str | Path | None, digest: str, size: int, world: Any
-) -> Path:
-    """The folder of the blocks, after all processes have the same data, network and settings."""
+) -> None:
+    """Check that all processes have the same data, network and settings."""
     from doxa.driver import processes
 
     more = {"checkpoint": checkpoint, "engine": repr(run.engine), "torch": torch.__version__,
             "block_size": size, "threads": threads()}  # fmt: skip
     world.compare(processes.digests(run, method, digest, more))
-    found: Path = world.folder(checkpoint)
-    return found
+
+
+@contextmanager
+def _dividing_rows(
+    run: Run, method: Method, checkpoint: str | Path | None, digest: str, world: Any
+) -> Iterator[Work]:
+    """The one block of a fit that all processes train in step, dividing sums over rows
+    (`method/row_sums.py`). The folder of checkpoints is that of process 0. The others begin from
+    copies of the newest one, and write no checkpoints that anybody needs."""
+    with ExitStack() as stack:
+        found = checkpoints = None
+        if checkpoint is not None:
+            folder = Path(checkpoint)
+            if world.rank == 0:
+                stack.enter_context(store.exclusive(folder))
+            world.exchange("locked", "")
+            if world.rank:
+                aside = tempfile.TemporaryDirectory(prefix="doxa-", ignore_cleanup_errors=True)
+                folder = store.copy_newest(folder, Path(stack.enter_context(aside)))
+            found = own_checkpoint(store.Checkpoints(folder), digest)
+            if len(set(world.exchange("found", None if found is None else found.step))) > 1:
+                raise ProcessError(
+                    f"not every process sees the checkpoints in {checkpoint}: pass checkpoint= "
+                    "with a folder that all of them see"
+                )
+            checkpoints = FitCheckpoints(store.Checkpoints(folder), digest, found)
+        if found is not None:
+            run = replace(run, engine=saved_engine(run.engine, found, checkpoint))
+        if world.rank:
+            quiet = replace(run.settings, progress=False, checkpoint_seconds=math.inf)
+            run = replace(run, settings=quiet)
+        stack.enter_context(divided_by(world.dividing_rows()))
+        yield Work(run, method, [slice(0, run.size)], checkpoints)
+
+
+def compare_results(posteriors: Sequence[Posterior]) -> None:
+    """An error that names the processes whose posteriors differ from those of process 0."""
+    world = others.get()
+    if world is not None:
+        from doxa.driver import processes
+
+        world.compare(processes.result_digests(posteriors), processes.SAME_MACHINES)
 
 
 @dataclass
@@ -184,26 +256,53 @@ class Work:
 
     def train(self, follow: Callable[[Driver], None] | None = None) -> Trained:
         """Train all blocks, and join their results. `follow` makes the steps of a driver that
-        yields them; then there is one block, as with all callbacks."""
+        yields them; then there is one block."""
         size = max(b.stop - b.start for b in self.blocks)
+        if follow is not None and len(self.blocks) > 1:  # another call has cut them
+            raise MethodError(
+                "Snapshots show all members together, and the folder of checkpoints has the "
+                "members in several blocks, of a fit without Snapshots: use another folder"
+            )
         facts: dict[str, Any] = {
             "blocks": {"count": len(self.blocks), "members": size}, "threads": threads(),
         }  # fmt: skip
+        if self.run.row_blocks > 1:
+            facts["row_blocks"] = {"count": self.run.row_blocks}
         if self.places is not None:
-            return self._divided(facts)
+            return self._divided(facts, follow)
         if len(self.blocks) == 1:
-            watch = None if follow is None else Watch()
-            driver = Driver(self.run, self.method, self.checkpoints, watch)
-            (follow or Driver.drive)(driver)
+            driver = self._drive(self.run, self.checkpoints, bars.shown, Part(), follow)
+            world, group = others.get(), together.get()
+            if world is not None and group is not None:
+                done = world.exchange("blocks of rows", group.blocks)
+                facts["processes"] = {
+                    "count": world.size, "blocks_by": [], "row_blocks_by": done,
+                }  # fmt: skip
             return Trained(driver.at, driver.product, facts)
         joined, product = Joined(self.run.size, self.run.settings.draws_budget), 0.0
         with Bar(len(self.blocks)) as bar:
             for i, block in enumerate(self.blocks):
                 with members_of(self.run, block) as run:
-                    driver = Driver(run, self.method, bar=bar.of(i), alone=False)
-                    joined.add(block, driver.drive())
+                    driver = self._drive(run, None, bar.of(i), self.part(i))
+                    joined.add(block, driver.at)
                     product = max(product, driver.product)
         return Trained(joined.progress(), product, facts)
+
+    def part(self, i: int, look: Callable[[], None] | None = None) -> Part:
+        """What the driver of a block knows of the fit."""
+        run = self.run
+        who = list(zip(run.run_of, run.members, strict=True))[self.blocks[i]]
+        return Part(i, len(self.blocks), who, look)
+
+    def _drive(
+        self, run: Run, checkpoints: FitCheckpoints | None, bar: Any, part: Part,
+        follow: Callable[[Driver], None] | None = None,
+    ) -> Driver:  # fmt: skip
+        """The driver of a block, after all of its steps."""
+        watch = None if follow is None else Watch()
+        driver = Driver(run, self.method, checkpoints, watch, bar, part)
+        (follow or Driver.drive)(driver)
+        return driver
 
     def listed(self) -> list[Block]:
         """The blocks, to be trained one by one."""
@@ -218,13 +317,13 @@ class Work:
         """Train one block, unless another process does. Whether its result is there."""
         assert self.places is not None
         with Bar(1) as bar, self.run.engine.rounding():
-            return self.places[i].done or self._train(i, bar, 0, claims.Seen(), 0)
+            return self.places[i].done or self._train(i, bar, 0, claims.Seen(), None)
 
-    def _divided(self, facts: dict[str, Any]) -> Trained:
+    def _divided(self, facts: dict[str, Any], follow: Callable[[Driver], None] | None) -> Trained:
         """Train the blocks that no other process has, wait for the others, and read all results."""
         assert self.places is not None
         world = others.get()
-        self._train_free(world)
+        self._train_free(world, follow)
         joined = Joined(self.run.size, self.run.settings.draws_budget)
         products, by = [], []
         for block, place in zip(self.blocks, self.places, strict=True):
@@ -238,51 +337,53 @@ class Work:
             return Trained(at, products[0], facts)
         return Trained(joined.progress(), max(products), facts)
 
-    def _train_free(self, world: Any) -> None:
+    def _train_free(self, world: Any, follow: Callable[[Driver], None] | None) -> None:
         assert self.places is not None
-        seen, count = claims.Seen(), len(self.blocks)
-        first = 0 if world is None else world.rank * count // world.size
-        rank = 0 if world is None else world.rank
-        waiting = [(first + i) % count for i in range(count)]
+        seen, count, done = claims.Seen(), len(self.blocks), 0
         with Bar(count) as bar:
-            while waiting:
-                before = len(waiting)
-                for i in list(waiting):
-                    if world is not None:
-                        world.check()
-                    if self.places[i].done or self._train(i, bar, count - len(waiting), seen, rank):
-                        waiting.remove(i)
-                if waiting and len(waiting) == before:
-                    time.sleep(POLL)
 
-    def _train(self, i: int, bar: Bar, done: int, seen: Any, rank: int) -> bool:
+            def attempt(i: int) -> bool:
+                nonlocal done
+                assert self.places is not None
+                there = self.places[i].done or self._train(i, bar, done, seen, world, follow)
+                done += there
+                return there
+
+            if world is None:
+                claims.divide(count, attempt)
+            else:
+                claims.divide(count, attempt, world.rank * count // world.size, world.check)
+
+    def _train(
+        self, i: int, bar: Bar, done: int, seen: Any, world: Any,
+        follow: Callable[[Driver], None] | None = None,
+    ) -> bool:  # fmt: skip
         """Train a block, if no other process has it. Whether its result is there."""
         assert self.places is not None
-        place, world = self.places[i], others.get()
+        place, rank = self.places[i], 0 if world is None else world.rank
         lease = place.claim(seen)
         if lease is None:
             return False
         with lease:
             if place.done:
                 return True
+            look, named = None, nullcontext()
             if world is not None:
-                world.block = name_of(self.blocks[i])
+                look, named = world.check, world.training(name_of(self.blocks[i]))
             try:
-                with members_of(self.run, self.blocks[i]) as run:
+                with named, members_of(self.run, self.blocks[i]) as run:
                     if rank:  # the bar is that of process 0
                         run = replace(run, settings=replace(run.settings, progress=False))
                     folder = store.Checkpoints(place.checkpoints(lease))
                     found = own_checkpoint(folder, place.digest)
                     checkpoints = FitCheckpoints(folder, place.digest, found)
-                    one = len(self.blocks) == 1
-                    driver = Driver(run, self.method, checkpoints, bar=bar.of(done), alone=one)
-                    tensors, meta = _published(driver.drive())
+                    part = self.part(i, look)
+                    driver = self._drive(run, checkpoints, bar.of(done), part, follow)
+                    tensors, meta = _published(driver.at)
                     place.publish(lease, tensors, meta | {"rank": rank, "product": driver.product})
             except BaseException:
                 place.release(lease)
                 raise
-            if world is not None:
-                world.block = ""
         return True
 
 

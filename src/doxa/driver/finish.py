@@ -28,6 +28,7 @@ from doxa.driver.watch import Seen, Snapshots
 from doxa.engine.engine import threads_for
 from doxa.errors import MethodError
 from doxa.method import Method, Run, State, slice_state
+from doxa.method.row_sums import divided_by
 from doxa.posterior import Posterior, SamplePosterior, Status, Stopping
 
 
@@ -42,7 +43,8 @@ def run_fit(
     folder is locked until the fit ends. `parts`: each posterior is that of one member alone, and
     the members are evaluated alone (`fits.py`).
     """
-    with blocks.opened(run.trained(method), method, checkpoint, digest) as work:
+    # A fit within a step of another one divides its own rows, or none.
+    with divided_by(None), blocks.opened(run.trained(method), method, checkpoint, digest) as work:
         return _run_fit(work, method, specs, began, parts)
 
 
@@ -75,6 +77,7 @@ def _run_fit(
         posteriors = posteriors_of(run, method, result, specs, began, parts)
     for posterior in posteriors:
         posterior.record.diagnostics |= trained.facts
+    blocks.compare_results(posteriors)
     return posteriors, result
 
 

@@ -263,6 +263,11 @@ class Fits:
     output: Any = None  # the shape of the network's outputs, from the first run
     crossed: list[tuple[Variant, CrossFit]] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        world = others.get()
+        if world is not None and self.folder is not None:
+            world.log.put_in(Path(self.folder))
+
     def evaluated(self, variant: Variant) -> list[Posterior]:
         """One posterior per run, with the score of its held-out rows, if there are any."""
         if not (self.parts or self.in_order):

@@ -10,6 +10,8 @@ the noise) is a function of the seed and the step.
     EarlyStopping            scores on held-out rows, and the best state of each member
     Interrupts               Ctrl-C, deferred to the end of a step
     FitCheckpoints, save, …  checkpoints of a fit
+    StepInfo                 what callbacks see
+    Part                     the block of a fit that a driver trains
     Driver                   the loop itself
 """
 
@@ -20,7 +22,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -49,6 +51,7 @@ log = logging.getLogger("doxa")
 # The number of the content of a checkpoint: the entries of a method's state, and `Progress`. It is
 # raised when an entry changes its name, shape or meaning, and never used again.
 CHECKPOINT_FORMAT = 2
+LOOK = 0.5  # seconds between looks at the other processes of a fit
 
 
 class DrawsInMemory:
@@ -463,6 +466,48 @@ def own_checkpoint(checkpoint: store.Checkpoints, fingerprint: str) -> store.Che
     return found
 
 
+class StepInfo(dict[str, Any]):
+    """What a callback of `doxa.fit` gets beside the number of steps: a dictionary of the statistics
+    of the step, each a list with one number per member of the block.
+
+    Attributes
+    ----------
+    members : list of tuple of (int, int)
+        The run and the id of each of these members.
+    block : int
+        The number of the block, from 0.
+    blocks : int
+        The number of blocks of the fit. With one, `members` are all members of all runs.
+    """
+
+    def __init__(
+        self, values: Mapping[str, Any], members: Sequence[tuple[int, int]], block: int, blocks: int
+    ) -> None:
+        super().__init__(values)
+        self.members, self.block, self.blocks = list(members), block, blocks
+
+
+@dataclass(frozen=True)
+class Part:
+    """Which part of a fit a driver trains.
+
+    Parameters
+    ----------
+    number, count : int
+        The number of the block, and how many there are.
+    members : sequence of tuple of (int, int)
+        The run and the id of each member; empty for those of the run.
+    look : callable, optional
+        Called every `LOOK` seconds, between steps. It raises an error if another process that
+        trains a part has failed.
+    """
+
+    number: int = 0
+    count: int = 1
+    members: Sequence[tuple[int, int]] = ()
+    look: Callable[[], None] | None = None
+
+
 class Driver:
     """Runs a method's stages on stacked members.
 
@@ -476,15 +521,15 @@ class Driver:
         Somebody who watches: every step is then yielded (`steps`).
     bar : callable
         Opens the progress bar: (name, steps, steps done) -> context.
-    alone : bool, default True
-        Whether these are all members of the fit. If not, a stage does not end early when all of
-        them have diverged: the members of all blocks have equally many draws.
+    part : Part, optional
+        Which members of the fit these are. If not all, a stage does not end early when all of them
+        have diverged: the members of all blocks have equally many draws.
     """
 
     def __init__(
         self, run: Run, method: Method, checkpoints: FitCheckpoints | None = None,
         watch: Watch | None = None, bar: Callable[[str, int, int], Any] = shown,
-        alone: bool = True,
+        part: Part | None = None,
     ) -> None:  # fmt: skip
         self.run = run
         self.method = method
@@ -492,9 +537,9 @@ class Driver:
         self.at = Progress({})
         self.settings = run.settings
         self.checkpoints = checkpoints
-        self.bar, self.alone = bar, alone
+        self.bar, self.part = bar, part or Part()
         self.product = 0.0  # multiplications in the method's own largest matrix product
-        self._saved_at = time.monotonic()
+        self._saved_at = self._looked_at = time.monotonic()
         self._interrupts = Interrupts()
 
     def drive(self) -> Progress:
@@ -647,6 +692,7 @@ class Driver:
             if self.checkpoints is not None and waited >= self.settings.checkpoint_seconds:
                 save(run, self.checkpoints, at, stage)
                 self._saved_at = time.monotonic()
+            self._look(at, stage)
             if self._interrupts.pending:
                 stop_with_checkpoint(run, self.checkpoints, at, stage)
             if interrupted and at.t < steps:
@@ -666,6 +712,23 @@ class Driver:
         if bar is not None:
             bar.advance_to(at.done)
         return True
+
+    def _look(self, at: Progress, stage: Stage) -> None:
+        """Raise an error if another process of the fit has failed, after a checkpoint. This is
+        called between steps, as all that writes checkpoints."""
+        look, now = self.part.look, time.monotonic()
+        if look is None or now - self._looked_at < LOOK:
+            return
+        self._looked_at = now
+        try:
+            look()
+        except Exception:
+            if self.checkpoints is not None:
+                try:
+                    save(self.run, self.checkpoints, at, stage)
+                except StoreError as error:
+                    log.error("stopped at step %d without a checkpoint: %s", at.done, error)
+            raise
 
     def _executor(
         self, stage: Stage, at: Progress, step: Any, feed: Feed, ticks: Tensor, rates: Tensor,
@@ -700,12 +763,14 @@ class Driver:
             at.history.setdefault(name, []).append([at.done, value])
         if bar is not None:
             bar.show(at.done, stage.name, values)
-        stop = self.alone and len(at.diverged) == self.run.size
+        stop = self.part.count == 1 and len(at.diverged) == self.run.size
         if stop:
             at.stopped = "every member became non-finite"
+        run, part = self.run, self.part
+        who = part.members or list(zip(run.run_of, run.members, strict=True))
         for callback in self.settings.callbacks:
             try:
-                if callback(at.done, values):
+                if callback(at.done, StepInfo(values, who, part.number, part.count)):
                     stop = True
                     at.stopped = at.stopped or f"a callback stopped the run at step {at.done}"
             except KeyboardInterrupt:

@@ -4,17 +4,24 @@
 
 Each process runs the same script, and each call of `doxa.fit` is made by all of them. They divide
 the blocks of the fit (`blocks.py`, `store/claims.py`) through a folder, and every process returns
-the same posterior. They talk through the key-value store of `torch.distributed` only: nothing is
-summed between processes, and no process group is needed or made.
+the same posterior. They talk through the key-value store of `torch.distributed`, and make a process
+group only where they divide sums over rows (`method/row_sums.py`).
 
     launched        the number of this process and of all; None for one process
-    together        decorator of `fit`: one call of all processes
+    opened          a context: a call of all processes
+    together        the same as a decorator, of `fit` and of `compare_arrays`
     alone           a context in which calls are of this process alone
     World           what the processes of a call say to each other
+    all_of          the values of all processes, in the call that they are in
 
-A process never waits for ever: while it waits, it sees that another one has failed, and raises
-`ProcessError` with its number, its block and its message. After `TIMEOUT` seconds without an answer
-it raises the same error.
+Calls may be nested: a command or a comparison makes several fits. A block is trained by one process
+alone, so that what happens in it (a callback that fits or saves) is of that process only.
+
+A process never waits for ever: while it waits, and while it trains, it sees that another one has
+failed, and raises an error with its number, its block and its message. It is an error of the same
+type where the type is one of `doxa.errors`, and a `ProcessError` otherwise. If several processes
+fail, all raise the type of the first, so that a program which catches an error goes on alike in
+all of them. After `TIMEOUT` seconds without an answer a process raises a `ProcessError`.
 """
 
 from __future__ import annotations
@@ -29,7 +36,7 @@ import socket
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import timedelta
@@ -40,10 +47,15 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch.utils._pytree import tree_flatten
 
+from doxa import errors
 from doxa.driver.blocks import others
-from doxa.errors import ProcessError
+from doxa.errors import DoxaError, MemoryBudgetError, ProcessError
 from doxa.method import Method, Run
+from doxa.method.row_sums import Together
+from doxa.posterior import Posterior
 from doxa.posterior.base import writing
+from doxa.store.artefact import readable_errors
+from doxa.store.process_log import ProcessLog
 from doxa.store.tensors import bytes_of
 
 log = logging.getLogger("doxa")
@@ -52,7 +64,13 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 TIMEOUT = float(os.environ.get("DOXA_PROCESS_TIMEOUT", "1800"))  # seconds
+LEAVE = 10.0  # seconds that a process which failed waits for the others
 _POLL = 0.05  # seconds between looks at the store
+SAME_CALL = "All of them have to pass the same network, data and settings"
+SAME_MACHINES = (
+    "They have read the same blocks, so that their machines, versions of torch or numbers of "
+    "threads differ: use equal ones"
+)
 _alone: ContextVar[bool] = ContextVar("doxa_alone", default=False)
 _calls = itertools.count()
 
@@ -92,12 +110,31 @@ def _store() -> Any:
 @contextmanager
 def alone() -> Iterator[None]:
     """A context in which a fit is of this process alone."""
-    token, inner = _alone.set(True), others.set(None)
+    tokens = _alone.set(True), others.set(None), writing.set(None)
     try:
         yield
     finally:
-        _alone.reset(token)
-        others.reset(inner)
+        writing.reset(tokens[2])
+        others.reset(tokens[1])
+        _alone.reset(tokens[0])
+
+
+@contextmanager
+def opened(tell: Callable[[BaseException], None] | None = None) -> Iterator[World | None]:
+    """A context for a call that all launched processes make; None for one process. Within another
+    one it is a part of that call. `tell` is called with an error that ends it, while the launcher
+    still lets every process live."""
+    found, outer = launched(), others.get()
+    if found is None:
+        yield None
+        return
+    name = f"call{next(_calls)}" if outer is None else outer.inner()
+    with World(*found, name, outer, tell) as world:
+        token = others.set(world)
+        try:
+            yield world
+        finally:
+            others.reset(token)
 
 
 def together(function: Callable[P, R]) -> Callable[P, R]:
@@ -105,17 +142,18 @@ def together(function: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(function)
     def called(*args: P.args, **given: P.kwargs) -> R:
-        found = launched()
-        if found is None or others.get() is not None:
+        with opened():
             return function(*args, **given)
-        with World(*found, f"fit{next(_calls)}") as world:
-            token = others.set(world)
-            try:
-                return function(*args, **given)
-            finally:
-                others.reset(token)
 
     return called
+
+
+def all_of(what: str, value: Any) -> list[Any]:
+    """The values of all processes of this call, in order of their numbers; of one process, its own.
+    They are numbers, texts and lists of them."""
+    world = others.get()
+    found: list[Any] = [value] if world is None else world.exchange(what, value)
+    return found
 
 
 class World:
@@ -127,16 +165,30 @@ class World:
         The number of this process, and of all.
     call : str
         The name of the call, the same in all processes.
+    outer : World, optional
+        The call that this one is a part of.
+    tell : callable, optional
+        Called with the error that ends the call.
     """
 
-    def __init__(self, rank: int, size: int, call: str) -> None:
-        self.rank, self.size, self.call = rank, size, call
+    def __init__(
+        self, rank: int, size: int, call: str, outer: World | None = None,
+        tell: Callable[[BaseException], None] | None = None,
+    ) -> None:  # fmt: skip
+        self.rank, self.size, self.call, self.outer = rank, size, call, outer
+        self.tell = tell
         self.block = ""  # the block that this process trains, for messages
-        self._exchanges, self._folders = itertools.count(), itertools.count()
+        self.log: ProcessLog = ProcessLog(rank, call) if outer is None else outer.log
+        self._wrote = writing.get()  # how paths were written before this call
+        self._exchanges, self._folders, self._inner = (itertools.count() for _ in range(3))
         self._temporary: str | None = None
         self._made: tempfile.TemporaryDirectory[str] | None = None
         self._written: Counter[str] = Counter()
         self._store: Any = None
+
+    def inner(self) -> str:
+        """The name of the next call that is a part of this one."""
+        return f"{self.call}.{next(self._inner)}"
 
     def __enter__(self) -> World:
         try:
@@ -146,37 +198,102 @@ class World:
                 f"process {self.rank} of {self.size} cannot reach the others: {error}; check "
                 "MASTER_ADDR and MASTER_PORT, or set DOXA_PROCESSES=alone for a fit of its own"
             ) from error
+        if self.outer is None:
+            self.log.__enter__()
+            threads = f"{torch.get_num_threads()} threads, torch {torch.__version__}"
+            self.log.note(f"process {self.rank} of {self.size}, {threads}")
+        writing.set(self.writing)  # from here on, process 0 saves
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        raised = error
         try:
-            if error is None:
-                self.exchange("end", "")
-                writing.set(self.writing)  # from here on, process 0 saves
-            elif not isinstance(error, OtherFailed):
-                self._fail(error)
+            if raised is None:
+                try:
+                    self.exchange("end", "")
+                except Exception as late:
+                    raised = late
+            if raised is None:
+                writing.set(self.writing)
+                return
+            writing.set(self._wrote)
+            if not isinstance(raised, OfAnother):
+                raised = self._fail(raised)
+            if self.tell is not None:
+                self.tell(raised)
+            if self.outer is None and isinstance(raised, Exception):
+                self._leave()
+            if raised is not error:
+                raise raised from error
         finally:
             if self._made is not None:
                 self._made.cleanup()
+            if self.outer is None:
+                end = "has ended" if raised is None else f"ends with {type(raised).__name__}"
+                self.log.note(end)
+                self.log.__exit__()
 
-    def _fail(self, error: BaseException) -> None:
-        where = f" in block {self.block}" if self.block else ""
-        text = f"process {self.rank} of {self.size} failed{where}: {type(error).__name__}: {error}"
-        with contextlib.suppress(RuntimeError):
+    @contextmanager
+    def training(self, block: str) -> Iterator[None]:
+        """A context for what this process does alone, with its name for messages."""
+        self.block = block
+        self.log.note(f"block {block} begins")
+        with alone():
+            yield
+        self.log.note(f"block {block} has ended")
+        self.block = ""  # not after an error, whose message has it
+
+    def _fail(self, error: BaseException) -> BaseException:
+        """Say that this process has failed. Returns the error to raise: that of another process, if
+        it was first and is of another type."""
+        self.log.error(error)
+        name = type(error).__name__
+        facts = {"rank": self.rank, "block": self.block, "type": name, "message": str(error)}
+        try:
             number = self._store.add(f"{self.call}/failures", 1)
-            self._store.set(f"{self.call}/failure/{number}", text)
+            self._store.set(f"{self.call}/failure/{number}", json.dumps(facts))
+            if number == 1 or not isinstance(error, Exception):
+                return error
+            first = self._failure()
+        except RuntimeError:  # the others are gone
+            return error
+        return error if first["type"] == name else self._error_of(first)
+
+    def _leave(self) -> None:
+        """After an error, wait a few seconds until the others know of it: a launcher ends them when
+        this process ends, and they would not say why."""
+        keys = [f"{self.call}/left/{rank}" for rank in range(self.size)]
+        end = time.monotonic() + min(LEAVE, TIMEOUT)
+        with contextlib.suppress(RuntimeError):
+            self._store.set(keys[self.rank], "")
+            while not self._store.check(keys) and time.monotonic() < end:
+                time.sleep(_POLL)
+
+    def _failure(self) -> dict[str, Any]:
+        """The first failure of this call."""
+        found: dict[str, Any] = json.loads(self._store.get(f"{self.call}/failure/1"))
+        return found
+
+    def _error_of(self, failure: Mapping[str, Any]) -> Exception:
+        where = f" in block {failure['block']}" if failure["block"] else ""
+        return of_another(failure["type"])(
+            f"process {failure['rank']} of {self.size} failed{where}: {failure['type']}: "
+            f"{failure['message']}. This is process {self.rank}"
+        )
 
     def check(self) -> None:
-        """Raise an error if another process has failed."""
+        """Raise an error if another process has failed, in this call or in one around it."""
         try:
-            if not self._store.add(f"{self.call}/failures", 0):
-                return
-            text = self._store.get(f"{self.call}/failure/1").decode()
+            failed = self._store.add(f"{self.call}/failures", 0)
+            failure = self._failure() if failed else None
         except RuntimeError as error:
             raise OtherFailed(
                 f"process {self.rank} of {self.size} has lost the others: {error}"
             ) from error
-        raise OtherFailed(f"{text}. This is process {self.rank}")
+        if failure is not None:
+            raise self._error_of(failure)
+        if self.outer is not None:
+            self.outer.check()
 
     def exchange(self, what: str, value: Any) -> list[Any]:
         """The values of all processes, in order of their numbers."""
@@ -184,7 +301,7 @@ class World:
         self._put(f"{name}/{self.rank}", json.dumps(value))
         keys = [f"{name}/{rank}" for rank in range(self.size)]
         self._wait(keys, what)
-        return [json.loads(self._store.get(key)) for key in keys]
+        return [json.loads(value) for value in self._store.multi_get(keys)]
 
     def _put(self, key: str, value: str) -> None:
         try:
@@ -198,10 +315,10 @@ class World:
         began, pause = time.monotonic(), _POLL / 16
         while True:
             self.check()
-            missing = [key for key in keys if not self._store.check([key])]
-            if not missing:
+            if self._store.check(keys):  # one request, of however many processes
                 return
             if time.monotonic() - began > TIMEOUT:
+                missing = [key for key in keys if not self._store.check([key])]
                 ranks = ", ".join(key.rpartition("/")[2] for key in missing)
                 raise ProcessError(
                     f"no answer from process {ranks} in {TIMEOUT:g} seconds ({what}): every "
@@ -211,7 +328,7 @@ class World:
             time.sleep(pause)
             pause = min(2 * pause, _POLL)
 
-    def compare(self, facts: Mapping[str, str]) -> None:
+    def compare(self, facts: Mapping[str, str], advice: str = SAME_CALL) -> None:
         """Raise an error that names the processes whose facts differ from those of process 0."""
         every = self.exchange("facts", dict(facts))
         for name in facts:
@@ -220,7 +337,7 @@ class World:
                 listed = ", ".join(map(str, differ))
                 raise ProcessError(
                     f"{name} differs between the processes of one fit: process {listed} from "
-                    "process 0. All of them have to pass the same network, data and settings"
+                    f"process 0. {advice}"
                 )
 
     def folder(self, checkpoint: str | Path | None) -> Path:
@@ -235,12 +352,22 @@ class World:
             )
         if self._temporary is None:
             if self.rank == 0:
-                self._made = tempfile.TemporaryDirectory(
-                    prefix="doxa-blocks-", ignore_cleanup_errors=True
-                )
+                with readable_errors("written", Path(tempfile.gettempdir())):
+                    self._made = tempfile.TemporaryDirectory(
+                        prefix="doxa-blocks-", ignore_cleanup_errors=True
+                    )
             made = "" if self._made is None else self._made.name
             self._temporary = str(self.exchange("folder", made)[0])
         return Path(self._temporary) / str(next(self._folders))
+
+    def dividing_rows(self) -> Together:
+        """These processes, as a group that computes sums over rows."""
+        from torch import distributed
+
+        name = f"{self.call}/rows/{next(self._exchanges)}"
+        return Together(
+            self.rank, self.size, distributed.PrefixStore(name, self._store), self.check, TIMEOUT
+        )
 
     @contextmanager
     def writing(self, what: str) -> Iterator[bool]:
@@ -260,8 +387,21 @@ class World:
         self._put(key, "")
 
 
-class OtherFailed(ProcessError):
+class OfAnother:
+    """An error of another process."""
+
+
+class OtherFailed(OfAnother, ProcessError):
     """Another process has failed."""
+
+
+@cache
+def of_another(name: str) -> type[Exception]:
+    """The type of an error of another process: the same, if it is one of `doxa.errors`."""
+    kind = MemoryBudgetError if name == "OutOfMemoryError" else getattr(errors, name, None)
+    if not (isinstance(kind, type) and issubclass(kind, DoxaError)) or kind is ProcessError:
+        return OtherFailed
+    return type(kind.__name__, (OfAnother, kind), {"__module__": kind.__module__})
 
 
 def digests(run: Run, method: Method, fingerprint: str, more: Mapping[str, Any]) -> dict[str, str]:
@@ -278,6 +418,16 @@ def digests(run: Run, method: Method, fingerprint: str, more: Mapping[str, Any])
         "the network": _digest(weights, str([(e.name, e.shape) for e in run.layout.entries])),
         "the settings": _digest([], json.dumps([fingerprint, more], sort_keys=True, default=repr)),
     }
+
+
+def result_digests(posteriors: Sequence[Posterior]) -> dict[str, str]:
+    """What every process has to have at the end of a fit: {name: digest}."""
+    tensors, words = [], []
+    for posterior in posteriors:
+        own = posterior.tensors()
+        tensors += [own[name] for name in sorted(own)]
+        words.append(f"{sorted(own)} {posterior.status} {posterior.validation!r}")
+    return {"the posterior": _digest(tensors, "\n".join(words))}
 
 
 def _digest(values: list[Any], text: str = "") -> str:

@@ -58,6 +58,7 @@ from doxa.data.fitted_rows import input_columns, reference_of
 from doxa.data.rows import Rows, check_lengths, effective_rows, read
 from doxa.data.streams import Stream
 from doxa.driver.runs import RunSpec
+from doxa.driver.watch import Snapshots
 from doxa.engine import Engine, choose_engine, fall_back_to_loop
 from doxa.engine.engine import Count, may_use_threads
 from doxa.errors import DataError, DoxaError, MethodError, ModelError, ShapeError, StoreError
@@ -541,7 +542,8 @@ def stack(
         constants=_constants(likelihoods, output, data, run_of), settings=settings, inputs=inputs,
         output=output, likelihoods=likelihoods,
     )  # fmt: skip
-    run = replace(run, initial=run.initial_weights(), pooled_rows=_pooled_rows(run, pooled))
+    pools = pooled_rows(data, run_of, split_of, pooled)
+    run = replace(run, initial=run.initial_weights(), pooled_rows=pools)
     if data.stream is not None:
         return _with_stream_weights(run, method)
     weights = method.row_weights(run)
@@ -561,15 +563,17 @@ def _with_stream_weights(run: Run, method: Method) -> Run:
     return replace(run, data=replace(run.rows, stream=stream))
 
 
-def _pooled_rows(run: Run, always: bool) -> list[float] | None:
+def pooled_rows(
+    data: Data, run_of: Sequence[int], split_of: Sequence[int], always: bool
+) -> list[float] | None:
     """The effective number of held-out rows of each run, if they are pooled: always, or if the
     members hold out few rows each (`Run.pooled_rows`)."""
-    held = run.rows.validation
-    if held is None or run.rows.tasks:
+    held = data.validation
+    if held is None or data.tasks:
         return None
-    sizes = [run.rows.effective_rows(rows) for rows in held]
+    sizes = [data.effective_rows(rows) for rows in held]
     splits: dict[int, set[int]] = {}
-    for r, split in zip(run.run_of, run.split_of, strict=True):
+    for r, split in zip(run_of, split_of, strict=True):
         splits.setdefault(r, set()).add(split)
     many = min(sizes) >= FEWEST_HELD_OUT and not always
     if min(map(len, splits.values())) < 2 or many:
@@ -706,9 +710,15 @@ def expects_by_tensor(
 
 
 def divisible(problem: Problem, method: Method, settings: FitSettings) -> bool:
-    """Whether members may be trained apart from each other (`blocks.py`)."""
+    """Whether members may be trained apart from each other (`blocks.py`). Not if callbacks see all
+    of them, as they do unless the size of blocks is given."""
     shared = method.shares in ("members", "both")
-    return shared and problem.model is not None and not settings.callbacks
+    watched = any(
+        settings.block_size is None or isinstance(callback, Snapshots)
+        for callback in settings.callbacks
+    )
+    alone = settings.microbatches is None
+    return shared and alone and problem.model is not None and not watched
 
 
 def expects_turns(problem: Problem, method: Method, data: Data, settings: FitSettings) -> bool:
@@ -806,6 +816,8 @@ def fingerprint(run: Run, method: Method, specs: Sequence[RunSpec]) -> str:
         facts["stream"] = data.stream.stream.identity
     if run.settings.microbatch is not None:
         facts["microbatch"] = run.settings.microbatch
+    if run.row_blocks > 1:
+        facts["row_blocks"] = run.row_blocks
     digest.update(json.dumps(facts, sort_keys=True).encode())
     leaves = tree_flatten((data.x, data.y))[0]
     leaves += [t for t in (data.weight, run.initial) if t is not None]

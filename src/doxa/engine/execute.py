@@ -39,7 +39,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from doxa.data import Batch
+from doxa.data import Batch, batch_rows
 from doxa.engine.engine import Count
 from doxa.engine.simplify import expand_products, overwritten, reuse_memory, simplify
 from doxa.model.inspection import draws_itself
@@ -373,8 +373,9 @@ def choose_executor(
         return Executor(step)
     if steps < (_GRAPH_STEPS if graphs else _TRACE_STEPS):
         return Executor(step)
-    tensors = all(isinstance(leaf, Tensor) for leaf in leaves_of(trial()[1]))
-    if not tensors or not _repeats(run, graphs):
+    batch = trial()[1]
+    tensors = all(isinstance(leaf, Tensor) for leaf in leaves_of(batch))
+    if not tensors or not _repeats(run, batch, graphs):
         return Executor(step)
     if graphs:
         planned = not isinstance(run.problem, Network) or run.net.plan is not None
@@ -392,7 +393,8 @@ def choose_executor(
 def compile_after(step: Step, trial: Trial, run: Any) -> float:
     """The number of calls after which a step is compiled, if the total is not known in advance:
     when compiling would have paid off. Infinite if the step cannot be compiled, or without gain."""
-    if run.device.type != "cpu" or not (_repeats(run, False) and _compilable(run, trial)):
+    repeats = run.device.type == "cpu" and _repeats(run, trial()[1], False)
+    if not (repeats and _compilable(run, trial)):
         return math.inf
     return math.ceil(_COMPILE_SECONDS / saved(step, trial))
 
@@ -425,10 +427,13 @@ def _compilable(run: Any, trial: Trial) -> bool:
     return small and isinstance(run.problem, LogDensity)
 
 
-def _repeats(run: Any, graph: bool) -> bool:
+def _repeats(run: Any, batch: Batch, graph: bool) -> bool:
     """Whether a step is a fixed sequence of tensor operations that can be recorded. It is not if a
-    network draws random numbers itself, or if a density cannot be stacked; nor if a network changes
-    its buffers, except as a CUDA graph."""
+    network draws random numbers itself, if a density cannot be stacked, or if several processes may
+    compute blocks of the rows (`method/row_sums.py`); nor if a network changes its buffers, except
+    as a CUDA graph."""
+    if run.data.has_rows and run.row_block(batch_rows(batch)) < batch_rows(batch):
+        return False
     if isinstance(run.problem, Network):
         return not run.net.draws and (graph or not run.net.tracked)
     if run.problem.modules:

@@ -39,6 +39,7 @@ from doxa.exact.targets import check_gaussian, event_of, given_noise
 from doxa.linalg.layout import Params
 from doxa.method import Clock, Info, Method, Run, Stage, State
 from doxa.method.method import Workload, flag, one_of, positive, require, whole
+from doxa.method.row_sums import added
 from doxa.posterior import Posterior, Status
 
 _SUMS = ("cross", "square")
@@ -87,7 +88,7 @@ class BayesianLinear(Method):
 
     name: ClassVar[str] = "linear"
     streams: ClassVar[Literal["batches", "passes"] | None] = "passes"
-    shares: ClassVar[str] = "none"
+    shares: ClassVar[str] = "rows"
     renamed: ClassVar[Mapping[str, str]] = {"fit_by": "tune"}
     default_batch: ClassVar[int] = 4096
     needs_network: ClassVar[bool] = False
@@ -125,6 +126,11 @@ class BayesianLinear(Method):
     def _matrices(self, members: int, size: int) -> int:
         """The bytes of ΦᵀΦ, of its eigenvectors and of the workspace, for `size` features."""
         return _MATRICES * 8 * members * size**2
+
+    @property
+    def row_work(self) -> int | None:
+        """The square of the number of features, where they are random."""
+        return self.count**2 if self.features in ("rbf", "fourier") else None
 
     def init(self, run: Run) -> State:
         check_gaussian(run, self.name)
@@ -206,13 +212,21 @@ class BayesianLinear(Method):
     def _add(self, run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
         """Add ΦᵀΦ, Φᵀy and yᵀy of the rows of a batch. Features that are the same for all members
         are computed once."""
-        phi, weighted = self._features(run, state, batch)
-        state = {**state, "gram": state["gram"] + weighted.mT @ phi}
-        return self._with_rest(state, batch, phi, weighted), {}
+
+        def step(state: State, where: slice, rows: Batch) -> State:
+            phi, weighted = self._features(run, state, rows)
+            state = {**state, "gram": state["gram"] + weighted.mT @ phi}
+            return self._with_rest(state, rows, phi, weighted)
+
+        return added(run, batch, state, ("gram", *_SUMS), step), {}
 
     def _add_rest(self, run: Run, state: State, batch: Batch, clock: Clock) -> tuple[State, Info]:
         """Add Φᵀe and eᵀe of the rows of a batch, with e = y − Φw₀."""
-        return self._with_rest(state, batch, *self._features(run, state, batch)), {}
+
+        def step(state: State, where: slice, rows: Batch) -> State:
+            return self._with_rest(state, rows, *self._features(run, state, rows))
+
+        return added(run, batch, state, _SUMS, step), {}
 
     def _features(self, run: Run, state: State, batch: Batch) -> tuple[Tensor, Tensor]:
         """φ, and φ times the weights of the rows. Both are [B, F], or [M, B, F] if members

@@ -35,11 +35,20 @@ from doxa import store
 from doxa.data import Batch, rows_of
 from doxa.errors import Unavailable
 from doxa.exact.targets import Shape, new_targets
-from doxa.function.inducing import FEATURES, Layer, draw, factor, from_precision, whitened
+from doxa.function.inducing import (
+    FEATURES,
+    MOST_POINTS,
+    Layer,
+    draw,
+    factor,
+    from_precision,
+    whitened,
+)
 from doxa.function.kernels import Composed
 from doxa.function.variational import VariationalProcess
 from doxa.linalg.layout import Params
 from doxa.method import Clock, Info, Run, State
+from doxa.method.row_sums import added
 from doxa.noise import Noise
 from doxa.posterior import Posterior, ProcessPosterior, register_posterior
 from doxa.posterior.process import square_root
@@ -260,6 +269,12 @@ class SparseGP(VariationalProcess):
     """
 
     name: ClassVar[str] = "sparse-gp"
+    shares: ClassVar[str] = "rows"
+
+    @property
+    def row_work(self) -> int:
+        """The products of the values at the inducing points of a row."""
+        return (self.inducing or MOST_POINTS) ** 2
 
     def init_inner(self, points: Tensor) -> tuple[State, Tensor]:
         return {}, points
@@ -280,14 +295,18 @@ class SparseGP(VariationalProcess):
         if not run.likelihood.integrates_normal:
             return super()._last(run, state, batch, clock)
         mean, root = (torch.zeros_like(state[name]) for name in ("shift", "precision"))
-        with torch.enable_grad():
-            at = self.at(run, state, batch, clock, mean, root)
-            slope, width = torch.autograd.grad(at.fit.sum(), [at.mean, at.variance])
-        precision, shift = at.sites(slope, -2.0 * width)
-        return {
-            **state, "fit": state["fit"] + at.fit.detach(), "shift": state["shift"] + shift,
-            "precision": state["precision"] + precision,
-        }, {}  # fmt: skip
+
+        def step(state: State, where: slice, rows: Batch) -> State:
+            with torch.enable_grad():
+                at = self.at(run, state, rows, clock, mean, root)
+                slope, width = torch.autograd.grad(at.fit.sum(), [at.mean, at.variance])
+            precision, shift = at.sites(slope, -2.0 * width)
+            return {
+                **state, "fit": state["fit"] + at.fit.detach(), "shift": state["shift"] + shift,
+                "precision": state["precision"] + precision,
+            }  # fmt: skip
+
+        return added(run, batch, state, ("fit", "shift", "precision"), step), {}
 
     def bound(self, run: Run, state: State) -> float | None:
         if run.tempered or not run.likelihood.integrates_normal:

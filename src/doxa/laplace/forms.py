@@ -49,6 +49,7 @@ from doxa.laplace.curvature import (
 from doxa.linalg import BlockDiagonal, Dense, Diagonal, Embedded, Structure
 from doxa.linalg.layout import Layout
 from doxa.method import Run, State
+from doxa.method.row_sums import added as added_rows
 from doxa.method.run import scaled_priors
 from doxa.priors import Prior
 
@@ -245,6 +246,20 @@ class Sums:
     def add(self, run: Run, state: State, batch: Batch, away: Tensor | None = None) -> State:
         """The state with the curvature, squared residuals and log-likelihood of some rows added.
         With d [M, S, B, O], the curvature is averaged over outputs f + d."""
+        if away is not None or not self.form.adds:
+            return self._add(run, state, batch, away)
+
+        def step(state: State, where: slice, rows: Batch) -> State:
+            if self.draws:  # the draws of a row depend on its number
+                state = {**state, "seen": seen + where.start}
+            return self._add(run, state, rows)
+
+        seen = state.get("seen", run.n.new_zeros(()))
+        names = [name for name in self.empty(run) if name != "seen"]
+        new = added_rows(run, batch, state, names, step)
+        return {**new, "seen": seen + batch_rows(batch)} if self.draws else new
+
+    def _add(self, run: Run, state: State, batch: Batch, away: Tensor | None = None) -> State:
         new = dict(state)
         theta = run.likelihood_theta(state["theta"])
         groups = self.groups(run)
@@ -299,7 +314,7 @@ class Sums:
 
     def determined(self, run: Run, state: State, heat: Tensor) -> float:
         """T γ/n, for noise and a prior scale that were estimated with another form."""
-        new, batches = state | self.empty(run), run.passes()
+        new, batches = state | self.empty(run), run.passes(max(4096, run.pass_rows))
         for t in range(batches.count):
             new = self.add(run, new, batches.batch(t))
         new = self.form.complete(run, new)
@@ -360,6 +375,8 @@ class Shares(NamedTuple):
 class Form(ABC):
     """A structure of the curvature: full, block-diagonal, diagonal, Kronecker-factored or
     low-rank."""
+
+    adds: ClassVar[bool] = True  # the sums of two sets of rows can be added
 
     @property
     def kept(self) -> bool:

@@ -166,7 +166,7 @@ def evidence_stage(run: Run, sums: Sums, tunes: bool, count: int) -> Stage:
 def reestimated(run: Run, state: State, sums: Sums, tunes: bool) -> State:
     """Update learned noise, and the prior scale where it is tuned, by the evidence at these
     weights."""
-    rows = run.passes()
+    rows = run.passes(max(4096, run.pass_rows))
     local = state | sums.empty(run)
     for t in range(rows.count):
         local = sums.add(run, local, rows.batch(t))
@@ -279,6 +279,7 @@ class Laplace(Method):
     """
 
     rate_by_network: ClassVar[bool] = True
+    shares: ClassVar[str] = "both"
     streams: ClassVar[Literal["batches", "passes"] | None] = "passes"
     name: ClassVar[str] = "laplace"
     renamed: ClassVar[Mapping[str, str]] = {

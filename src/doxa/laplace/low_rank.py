@@ -13,6 +13,7 @@ where the rank is at least rows × outputs.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ from doxa.method import Run, State
 class LowRank(Form):
     """Directions [M, g, 2 rank, p], each with the length √eigenvalue."""
 
+    adds: ClassVar[bool] = False  # directions of more rows are found by a decomposition
     rank: int
 
     def empty(self, run: Run, groups: int) -> State:

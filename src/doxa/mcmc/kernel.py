@@ -132,6 +132,7 @@ class Kernel(Method):
     thin: int
     temperature: float
     controls: ClassVar[tuple[str, ...]] = ("step_size", "temperature", "mass")
+    shares: ClassVar[str] = "both"
     uses_rate: ClassVar[bool] = False  # only for the maximum of weights that are point estimates
     tallied: ClassVar[tuple[str, ...]] = (
         "accept",

@@ -647,7 +647,8 @@ class Method(metaclass=_Renaming):
     # How it reads rows that are not in memory (`data/streams.py`): by mini-batches alone, also by
     # passes over all rows, or not at all.
     streams: ClassVar[Literal["batches", "passes"] | None] = None
-    # What several processes can divide among themselves: "members", "rows", "both" or "none".
+    # What several processes can divide among themselves: "members", the "rows" of sums over all
+    # rows (`method/row_sums.py`), "both" or "none".
     shares: ClassVar[str] = "members"
     half_precision: ClassVar[bool] = False  # its network may compute in bfloat16
     own_weights: ClassVar[bool] = False  # `prepare` makes weights that are not the given network's
@@ -731,6 +732,12 @@ class Method(metaclass=_Renaming):
     def piece_rows(self, size: int) -> int:
         """The rows of a piece of a batch, of which the user allows `size` (`microbatch`)."""
         return size
+
+    @property
+    def row_work(self) -> int | None:
+        """The multiplications per row and member of the sums over rows that it divides. None: one
+        for each weight of the network."""
+        return None
 
     def num_particles_on(self, problem: Problem) -> int:
         """The number of particles per member for a prepared problem, if it depends on it."""

@@ -25,11 +25,13 @@ from doxa.engine import Engine
 from doxa.errors import MethodError
 from doxa.likelihoods import Likelihood
 from doxa.linalg.layout import LARGE, Layout, Params, SplitRow
+from doxa.method.row_sums import number_of_blocks, summed
 from doxa.method.state import (
     AnalyticGradient,
     Clock,
     NoClock,
     Objective,
+    PieceClock,
     State,
     accumulated,
     as_buffers,
@@ -38,6 +40,7 @@ from doxa.method.state import (
     differentiated,
     joined,
     network_part,
+    refuse_changed,
     target,
 )
 from doxa.model import Model, likelihood_parameters
@@ -53,6 +56,7 @@ if TYPE_CHECKING:
     from doxa.posterior import Posterior
 
 
+PASS_BYTES = 256 << 20  # of the rows of a batch of a pass that is computed in blocks
 FEWEST_HELD_OUT = 10  # effective number of held-out rows; fewer do not stop a member's training
 
 T = TypeVar("T")
@@ -87,6 +91,13 @@ class FitSettings:
     rate: float = 1e-2
     batch_size: int = 1
     microbatch: int | None = None  # the most rows whose gradient is computed at once
+    # Sums over rows (`row_sums.py`): whether a rule divides those of all rows into blocks, and the
+    # number of blocks of each batch that the user has set; the rows of a block are a multiple of
+    # the last number.
+    divides_rows: bool = False
+    microbatches: int | None = None
+    row_multiple: int = 1
+    row_work: int | None = None  # multiplications per row and member; None: one for each weight
     epoch_steps: int = 1
     optimizer: Optimizer = field(default_factory=Adam)
     fresh: bool = True  # re-initialise the weights for each member, else use the network's weights
@@ -186,6 +197,43 @@ class Run:
         """`n` as numbers: a CUDA graph cannot wait for a value."""
         found: list[float] = self.n.tolist()
         return found
+
+    def row_block(self, rows: int) -> int:
+        """The rows of a block, where sums over so many rows are computed in blocks
+        (`row_sums.py`); all of them if they are not."""
+        settings = self.settings
+        if not isinstance(self.data, Data) or self.data.stream is not None:
+            return rows
+        if settings.microbatches is not None:
+            count = min(settings.microbatches, rows)
+        elif settings.divides_rows and self.engine.mode in (None, "eager"):
+            each = settings.row_work or max(1, self.layout.size)
+            count = number_of_blocks(rows, self.size * each, self.device)
+        else:
+            return rows
+        multiple = settings.row_multiple
+        return min(rows, -(-rows // (count * multiple)) * multiple)
+
+    @cached_property
+    def row_blocks(self) -> int:
+        """The number of blocks of a sum over all rows; of a batch, where `microbatches` divides
+        them."""
+        if isinstance(self.data, NoData) or self.data.stream is not None:
+            return 1
+        rows: int = max(self.data.counts)
+        if self.settings.microbatches is not None and not self.settings.divides_rows:
+            rows = min(rows, self.settings.batch_size)
+        return -(-rows // self.row_block(rows))
+
+    @cached_property
+    def pass_rows(self) -> int:
+        """The rows of a batch of a pass over all rows: those of a step, or if they are computed in
+        blocks, as many as have `PASS_BYTES`."""
+        if self.row_blocks == 1 or not self.settings.divides_rows:
+            return self.settings.batch_size
+        first = self.rows.take(self.rows.rows[0][:1], torch.tensor(0))
+        each: int = sum(leaf.nbytes for leaf in tree_flatten(first)[0])
+        return max(self.settings.batch_size, PASS_BYTES // max(1, each))
 
     @property
     def whole(self) -> Self:
@@ -464,7 +512,7 @@ class Run:
         """Batches for a stage with this number of steps: see `doxa.data.batches`."""
         if isinstance(self.data, NoData):
             return self.data.open(rows, stage, self.keys)
-        size = self.settings.batch_size
+        size = self.pass_rows if rows == "pass" else self.settings.batch_size
         request = BatchRequest(self.data, self.split_of, self.keys, size, stage, steps)
         return source(rows).open(request)
 
@@ -658,6 +706,26 @@ class Run:
     ) -> tuple[Tensor, State, State]:
         """The value of an objective, [M], its gradient with respect to each name, and the state
         entries that it changed. The engine decides how many members are computed at a time."""
+        rows = batch_rows(batch) if self.data.has_rows else 1
+        if self.row_block(rows) >= rows:
+            return self._in_pieces(objective, params, batch, clock, over)
+
+        def part(where: slice, share: float, piece: Batch) -> State:
+            at = PieceClock(clock, where, rows)
+            value, grads, changed = self._in_pieces(objective, params, piece, at, over)
+            refuse_changed(changed)
+            calls[:] = at.calls
+            return {"value": value * share, **{f"of {k}": v * share for k, v in grads.items()}}
+
+        calls = list(clock.calls)
+        found = summed(self, batch, part)
+        clock.calls[:] = calls
+        return found.pop("value"), {name: found[f"of {name}"] for name in over}, {}
+
+    def _in_pieces(
+        self, objective: Objective, params: State, batch: Batch, clock: Clock, over: Sequence[str]
+    ) -> tuple[Tensor, State, State]:
+        """As `value_and_grad`, of all rows of a block."""
         size = self.settings.microbatch
         if size is not None and size < batch_rows(batch):
             return accumulated(
@@ -692,6 +760,16 @@ class Run:
 
     def value(self, theta: Tensor, batch: Batch, state: State) -> Tensor:
         """log p(θ, D) of each member without its gradient, [M], for proposals without gradients."""
+        rows = batch_rows(batch) if self.data.has_rows else 1
+        if self.row_block(rows) >= rows:
+            return self._value(theta, batch, state)
+
+        def part(where: slice, share: float, piece: Batch) -> State:
+            return {"value": self._value(theta, piece, state) * share}
+
+        return summed(self, batch, part)["value"]
+
+    def _value(self, theta: Tensor, batch: Batch, state: State) -> Tensor:
         params = {"theta": theta, **network_part(state)}
         each = []
         with torch.no_grad():

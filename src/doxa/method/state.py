@@ -30,6 +30,7 @@ from torch.overrides import TorchFunctionMode
 from doxa.data import Batch, batch_rows
 from doxa.errors import MethodError
 from doxa.linalg.layout import LARGE, NeedsRow, SplitRow
+from doxa.method.row_sums import summed
 from doxa.noise import Alternating, Noise, PrefetchedNoise
 from doxa.priors import BoundPrior
 
@@ -519,7 +520,11 @@ def gradients_by_tensor(
     for part in run.engine.chunks(run.size):
         at = clock.select_members(part)
         try:
-            if size is None or size >= batch_rows(batch):
+            if run.row_block(batch_rows(batch)) < batch_rows(batch):
+                found, value, changed = _of_blocks(
+                    run, objective, params, batch, at, part, loss, over, size
+                )
+            elif size is None or size >= batch_rows(batch):
                 found, value, changed = _gradient(
                     run, objective, params, batch, at, part, loss, over, memory
                 )
@@ -537,6 +542,46 @@ def gradients_by_tensor(
         changes.append(changed)
     clock.continue_from(at)
     return torch.cat(values), joined(changes)
+
+
+def _of_blocks(
+    run: Run, objective: Objective, params: State, batch: Batch, clock: Clock, part: slice,
+    loss: bool, over: Sequence[str], size: int | None,
+) -> tuple[list[TensorGradient], Tensor, State]:  # fmt: skip
+    """As `_gradient`, summed over fixed blocks of rows (`row_sums.py`)."""
+    rows, first = batch_rows(batch), list[TensorGradient]()
+
+    def of_block(where: slice, share: float, piece: Batch) -> State:
+        at = PieceClock(clock, where, rows)
+        if size is None or size >= batch_rows(piece):
+            found, value, changed = _gradient(run, objective, params, piece, at, part, loss, over)
+        else:
+            found, value, changed = _of_pieces(
+                run, objective, params, piece, at, part, loss, over, size
+            )
+        refuse_changed(changed)
+        calls[:] = at.calls
+        first[:] = first or found
+        return {
+            "value": value * share,
+            **{str(i): one.grad.mul_(share) for i, one in enumerate(found)},
+        }
+
+    calls = list(clock.calls)
+    total = summed(run, batch, of_block)
+    clock.calls[:] = calls
+    found = [replace(one, grad=total[str(i)]) for i, one in enumerate(first)]
+    return found, total["value"], {}
+
+
+def refuse_changed(changed: State) -> None:
+    """Raise an error if a pass over a block of rows changes buffers."""
+    if changed:
+        names = ", ".join(sorted(buffers_of(changed) or changed))
+        raise MethodError(
+            f"the network changes {names} in training, so that the rows of a step cannot be "
+            "divided: do not set microbatches"
+        )
 
 
 def _of_pieces(

@@ -13,11 +13,11 @@ import copy
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Required, Self, TypedDict
+from typing import TYPE_CHECKING, Any, ClassVar, NotRequired, Required, Self, TypedDict
 
 import torch
 from torch import Tensor
@@ -174,18 +174,26 @@ class AlternativeFits(TypedDict):
     validation_of_defaults: float  # the held-out score of the defaults
 
 
-# After a fit by several processes: the context in which one of them writes a path, and the others
-# wait for it (True in that one).
+# From a call of several processes on: the context in which one of them writes a path, and the
+# others wait for it (True in that one).
 writing: ContextVar[Callable[[str], AbstractContextManager[bool]] | None] = ContextVar(
     "doxa_writing", default=None
 )
+
+
+def written_once(path: str | Path) -> AbstractContextManager[bool]:
+    """A context for writing a path: True in the process that writes, of several, or in the only
+    one. The others wait until it has."""
+    one_writes = writing.get()
+    return nullcontext(True) if one_writes is None else one_writes(str(path))
 
 
 class Processes(TypedDict):
     """The processes of a fit."""
 
     count: int
-    blocks_by: list[int]  # the process that trained each block
+    blocks_by: list[int]  # the process that trained each block; empty if they divided rows
+    row_blocks_by: NotRequired[list[int]]  # blocks of rows that each process has computed
 
 
 class Diagnostics(dict[str, Any]):
@@ -285,6 +293,11 @@ class Diagnostics(dict[str, Any]):
         return self.get("blocks")
 
     @property
+    def row_blocks(self) -> dict[str, int] | None:
+        """How the rows of a step or pass were divided: the count of blocks. None for one block."""
+        return self.get("row_blocks")
+
+    @property
     def threads(self) -> int | None:
         """The number of threads of a process, for products that are large enough."""
         return self.get("threads")
@@ -292,7 +305,7 @@ class Diagnostics(dict[str, Any]):
     @property
     def processes(self) -> Processes | None:
         """The processes of a fit by several: their count, and the one that trained each block,
-        blocks_by."""
+        blocks_by; or how many blocks of rows each has computed, row_blocks_by."""
         return self.get("processes")
 
     @property
@@ -795,11 +808,7 @@ class Posterior(describe.Described, ABC):
         -----
         After a fit by several processes, process 0 writes, and the others wait until it has.
         """
-        one_writes = writing.get()
-        if one_writes is None:
-            self._write(path, frozen, overwrite)
-            return
-        with one_writes(str(path)) as first:
+        with written_once(path) as first:
             if first:
                 self._write(path, frozen, overwrite)
 

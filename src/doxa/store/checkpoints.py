@@ -30,6 +30,7 @@ from doxa.store.artefact import (
     sync,
     written_aside,
 )
+from doxa.store.draws import NAME as DRAWS
 
 logger = logging.getLogger(__name__)
 
@@ -153,6 +154,18 @@ class Checkpoints:
                 with contextlib.suppress(OSError):  # another process removes it too
                     os.rename(self.path / name, doomed)
                 shutil.rmtree(doomed, ignore_errors=True)
+
+
+def copy_newest(path: str | os.PathLike[str], to: Path) -> Path:
+    """Copy the checkpoints in a folder, and the draws beside them, to another, and return it."""
+    source = Path(path)
+    with readable_errors("copied", source):
+        for name in os.listdir(source) if source.is_dir() else ():
+            if _NAME.fullmatch(name):
+                shutil.copytree(source / name, to / name)
+            elif name == DRAWS:
+                shutil.copy2(source / name, to / name)
+    return to
 
 
 def _number(name: str) -> int:

@@ -27,7 +27,7 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,7 @@ from doxa.store.draws import NAME as DRAWS
 
 log = logging.getLogger("doxa")
 
+POLL = 0.1  # seconds between looks at what other processes do
 RENEW = 3.0  # seconds between renewals of a lease
 EXPIRES = 30.0  # seconds without a renewal after which a block is taken
 FOLDER, LEASE, RESULT, CUT = "blocks", "lease", "result", "cut.json"
@@ -317,6 +318,33 @@ class Place:
         if meta.get("fingerprint") != self.digest:
             raise other_fit(self.path)
         return tensors, meta
+
+
+def divide(
+    count: int, attempt: Callable[[int], bool], first: int = 0, look: Callable[[], Any] = int
+) -> None:
+    """Do pieces of work that other processes may do: those that nobody has, until all are done.
+
+    Parameters
+    ----------
+    count : int
+        The number of pieces.
+    attempt : callable
+        Does piece i, unless another process is doing it. Returns whether it is done, by anybody.
+    first : int
+        The piece to begin with, another one in each process.
+    look : callable
+        Called before each attempt; it may raise an error.
+    """
+    waiting = [(first + i) % count for i in range(count)]
+    while waiting:
+        before = len(waiting)
+        for i in list(waiting):
+            look()
+            if attempt(i):
+                waiting.remove(i)
+        if len(waiting) == before:
+            time.sleep(POLL)
 
 
 def join(folders: Iterable[str | Path], to: str | Path) -> Path:

@@ -41,8 +41,10 @@ from doxa.decide.acquisition import acquisition
 from doxa.decide.active import LabelState
 from doxa.decide.active.labels import change, load, read, save
 from doxa.decide.select import joint, score, select
+from doxa.driver.processes import all_of
 from doxa.errors import DataError, DoxaError, ModelError, StoreError
 from doxa.noise import digest
+from doxa.posterior.base import written_once
 from doxa.tables.files import check_name, write_table
 from doxa.tables.reading import Array, Dialect
 from doxa.tables.schema import TableSpec
@@ -159,6 +161,7 @@ class Session:
         """Choose rows and write the sheet; open rows are written again. Returns a message about the
         choice."""
         filled_in = being_filled_in(self.sheet, self.pool, self.book)  # before any work
+        all_of("session", len(self.book.answers))  # every process has read it before one writes
         if self.book.asked:
             if not filled_in:
                 self._write()
@@ -225,6 +228,11 @@ class Session:
         return [pair_of(text, self.pool) for text in given]
 
     def _write(self) -> None:
+        with written_once(self.sheet) as first:
+            if first:
+                self._write_sheet()
+
+    def _write_sheet(self) -> None:
         table = self.pool.to_label(self.book.asked, self.folder / "to_label")
         aside = self.sheet.with_name(
             ".to_label.csv"

@@ -8,6 +8,10 @@ interrupted continues where it stopped.
 
 `compute` runs the cells that are missing, one after the other or in several processes; `Table` is
 what a person reads: rows and columns that print in a terminal and in Markdown.
+
+Processes that `torchrun` has started, or that other calls on the same folder have, divide the cells
+as the blocks of a fit are divided (`store/claims.py`): a process claims a cell with a lease, and
+computes it alone. The leases are in a folder beside the file, `NAME.cells`.
 """
 
 from __future__ import annotations
@@ -31,10 +35,11 @@ import torch
 from rich.markup import escape
 from rich.table import Table as RichTable
 
+from doxa.driver.blocks import others
 from doxa.errors import DataError, FolderInUse, MethodError
 from doxa.noise import digest
 from doxa.processes import side_by_side
-from doxa.store import exclusive, write_text
+from doxa.store import claims, exclusive, write_text
 
 log = logging.getLogger(__name__)
 
@@ -213,23 +218,60 @@ class Task:
 def compute(tasks: Sequence[Task], store: Store, jobs: int = 1, report: Report = log.info) -> None:
     """Compute the cells that the store does not hold yet, in `jobs` processes.
 
-    With several processes, each has one thread. A method that a data set is not for leaves a cell
-    with the reason; any other failure is raised when everything else is done, so that nothing that
-    has finished is lost.
+    With several jobs, each has one thread. Processes of `torchrun` divide the cells. A method that
+    a data set is not for leaves a cell with the reason; any other failure is raised when everything
+    else is done, so that nothing that has finished is lost.
     """
     missing = [task for task in tasks if store.get(task.key) is None]
     report(f"{len(tasks) - len(missing)} of {len(tasks)} cells are known, {len(missing)} to go")
     failures: list[tuple[str, Exception]] = []
-    for i, outcome in side_by_side(_run, [(task, store.path) for task in missing], jobs):
-        name = missing[i].name
+
+    def finish(name: str, outcome: Callable[[], float]) -> None:
         try:
             report(f"{name}: {outcome():.1f} s")
         except Exception as error:
             log.exception("%s failed", name)
             failures.append((name, error))
+
+    world = others.get()
+    if world is None:
+        for i, outcome in side_by_side(_run, [(task, store.path) for task in missing], jobs):
+            finish(missing[i].name, outcome)
+    else:
+        _divide(missing, store, world, finish)
     if failures:
         name, first = failures[0]
         raise DataError(f"{len(failures)} cells failed, the first {name}: {first}") from first
+
+
+def _divide(
+    tasks: Sequence[Task], store: Store, world: Any,
+    finish: Callable[[str, Callable[[], float]], None],
+) -> None:  # fmt: skip
+    """Compute the cells that no other process has, until all are there. A cell that failed in
+    another process is tried here too, so that each process knows its error."""
+    folder, seen = store.path.with_name(f"{store.path.name}.cells"), claims.Seen()
+
+    def attempt(i: int) -> bool:
+        task = tasks[i]
+        known = next(store.cells(**task.key), None)
+        if known is not None:
+            finish(task.name, lambda: float(known["seconds"]))
+            return True
+        lease = claims.Place(folder / _name(task.key), "").claim(seen)
+        if lease is None:
+            return False
+        with lease:
+            if store.get(task.key) is None:
+                with world.training(task.name):
+                    finish(task.name, lambda: _run(task, store.path))
+                return True
+        return False  # another process has just finished it
+
+    claims.divide(len(tasks), attempt, world.rank * len(tasks) // world.size, world.check)
+    world.exchange("cells", "")
+    if world.rank == 0:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _run(task: Task, path: Path) -> float:

@@ -1,4 +1,7 @@
-"""`doxa active`: active learning with a person who labels the chosen rows."""
+"""`doxa active`: active learning with a person who labels the chosen rows.
+
+Of several processes (`torchrun`), all fit and choose rows in `next`; the rest is done by one.
+"""
 
 from __future__ import annotations
 
@@ -103,8 +106,11 @@ def start(
     one size. Labels in the table are used.
     """
     from doxa.app.active.session import begin
+    from doxa.driver.processes import is_first
 
     log_to_terminal(verbose)
+    if not is_first():
+        return
     plan = plan_of(net, hidden, members, None, steps, lr, None, None, device, seed)
     asked = table_of(
         target, likelihood, index, drop, categorical, numeric, missing, sep, decimal, encoding
@@ -163,7 +169,10 @@ def label(
 ) -> None:
     """Enter labels, all of them or none: an error names the row that is wrong."""
     from doxa.app.active.session import resume
+    from doxa.driver.processes import is_first
 
+    if not is_first():
+        return
     session = resume(folder)
     if answer and answers is not None:
         raise DataError("give a file or --answer, not both")
@@ -196,7 +205,10 @@ def undo(
 def status(folder: Folder) -> None:
     """Show the number of labels, the open rows, and the score of each round."""
     from doxa.app.active.session import resume
+    from doxa.driver.processes import is_first
 
+    if not is_first():
+        return
     session = resume(folder)
     book, schema = session.book, session.pool.schema
     out.print(

@@ -65,10 +65,13 @@ def bench(
 def run_table(chosen: Any, tasks: Sequence[Task] | None, results: Path, jobs: int = 1) -> None:
     """Compute the missing cells of the tasks, if any are given; show and write the tables."""
     from doxa.app.bench import compute, publish, store_of
+    from doxa.driver.processes import is_first
 
     store = store_of(chosen, results)
     if tasks is not None:
         compute(tasks, store, jobs, lambda line: out.print(escape(line), highlight=False))
+    if not is_first():  # of several processes, one prints and writes
+        return
     for made in chosen.tables(store):
         table = made.rich()
         # Wider than the terminal rather than truncated: a number must not end in an ellipsis.

@@ -206,6 +206,7 @@ def compare(
     from doxa import store
     from doxa.app import comparison, fitting
     from doxa.app.comparison import page
+    from doxa.driver.processes import is_first
     from doxa.driver.validation import evaluate_rows
     from doxa.tables import files, schema
 
@@ -222,7 +223,8 @@ def compare(
         reference, draws=reference_draws, leapfrog=reference_leapfrog, chains=reference_chains
     )
     kept = check_keep(keep, names, place)
-    if kept is not None:
+    first = is_first()  # of several processes, one prints and writes
+    if kept is not None and first:
         context.with_resource(store.exclusive(kept.folder))  # until the command ends
         check_keep(keep, names, place)  # a run may have been finished since
     out_file = table_file if kept else table_file or place
@@ -243,10 +245,10 @@ def compare(
     )  # fmt: skip
     for shown in comparison.as_tables(found):
         print_table(out, shown)
-    if out_file is not None:
+    if out_file is not None and first:
         files.write_table(found.frame(), out_file)
         out.print(f"table written to {escape(str(out_file))}", soft_wrap=True)
-    if report is not None:
+    if report is not None and first:
         page.write(found, report, title=f"{target} of {data.name}", notes=columns.notes)
         out.print(f"report written to {escape(str(report))}", soft_wrap=True)
     if kept is not None:

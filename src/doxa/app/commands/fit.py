@@ -283,7 +283,6 @@ def fit(
     asked.check_time(time)
     held_out.check_shares(test, split, asked, calibration_share)
     first = is_first()  # of several processes, one prints and writes
-    out.quiet = not first
     checkpoint = fitting.checkpoint_of(out_folder)
     if first and not plan_only:
         fitting.prepare_out(out_folder, overwrite)

@@ -6,6 +6,11 @@ given as multiples of its cost. Times are those of fitting all splits together.
 
 `fit_splits` fits one method to every split and measures its cost, `score` evaluates it on the
 held-out rows. The splits are those of `doxa.selection.splits`.
+
+Several processes (`torchrun`) make a comparison together: they divide the blocks of each fit, and
+each of them has all posteriors and computes the scores. What is measured is the same in all: the
+longest time of a fit, the processor time of all processes, and the predictions of process 0. So is
+the error of a method that fails.
 """
 
 from __future__ import annotations
@@ -36,7 +41,15 @@ from doxa.app.comparison.reference import (
 )
 from doxa.app.comparison.result import Comparison, Cost, Row, ranked
 from doxa.app.fitting import Plan, cost_words, make_net
-from doxa.errors import DataError, DoxaError, MemoryBudgetError, MethodError, ModelError
+from doxa.driver.processes import all_of, together
+from doxa.errors import (
+    DataError,
+    DoxaError,
+    MemoryBudgetError,
+    MethodError,
+    ModelError,
+    ProcessError,
+)
 from doxa.evaluate import metrics
 from doxa.evaluate.reference_distance import closeness
 from doxa.evaluate.scores import log_likelihood_each
@@ -115,7 +128,8 @@ def fit_splits(task: Task, method: Any, **options: Any) -> Fitted:
             ]  # the seeds of a stacked run
             for k, each in enumerate(rows)
         ]
-    seconds, worked = time.perf_counter() - start, time.process_time() - worked
+    each = all_of("cost", [time.perf_counter() - start, time.process_time() - worked])
+    seconds, worked = max(own[0] for own in each), sum(own[1] for own in each)
     kept = [t for t in posteriors[0].tensors().values() if t.is_floating_point()]
     cost = Cost(
         seconds=seconds,
@@ -135,7 +149,7 @@ def score(task: Task, name: str, method: Any, fitted: Fitted) -> Row:
     predictions = [
         posterior.predict(task.held_out(k)[0]) for k, posterior in enumerate(fitted.posteriors)
     ]
-    predict_seconds = time.perf_counter() - start
+    predict_seconds = all_of("prediction", time.perf_counter() - start)[0]
     scores: dict[str, list[float]] = {}
     each = []
     for k, p in enumerate(predictions):
@@ -159,8 +173,10 @@ def attempt(name: str, method: Any, work: Callable[[], Any]) -> Any:
     """The result of `work`, or a row with the reason of a failure: other methods still run."""
     try:
         return work()
+    except ProcessError:  # of the processes, not of the method
+        raise
     except (DoxaError, torch.OutOfMemoryError) as error:
-        reason = " ".join(str(error).split())
+        reason = all_of("failure", " ".join(str(error).split()))[0]
         return Row(method=name, status="failed", reason=reason, settings=repr(method))
 
 
@@ -170,6 +186,7 @@ Say = Callable[[str], None]
 REPEAT_SECONDS = 30.0
 
 
+@together
 def compare_arrays(
     x: Any,
     y: Any,

@@ -21,6 +21,7 @@ import torch
 
 import doxa
 from doxa.app.fitting import gradient_seconds
+from doxa.driver.processes import all_of
 from doxa.errors import MethodError
 from doxa.evaluate.reference_distance import Closeness, closeness
 from doxa.evaluate.scores import log_likelihood_each
@@ -144,7 +145,7 @@ def refer(task: Task, asked: Reference) -> tuple[Referred, list[Predictive]]:
     posteriors = task.fit(
         asked.method, [split.train for split in some], members=asked.chains, seed=task.seed + 7919
     )
-    seconds = time.perf_counter() - start
+    seconds = all_of("reference", time.perf_counter() - start)[0]
     rows = [task.held_out(k)[0][:MOST_ROWS] for k in range(len(some))]
     answers = [posterior.predict(held) for posterior, held in zip(posteriors, rows, strict=True)]
     met = [convergence(*pair) for pair in zip(posteriors, answers, strict=True)]

@@ -30,6 +30,7 @@ from doxa import store
 from doxa.errors import DataError, FolderInUse, MethodError, StoreError
 from doxa.evaluate.table import smaller_is_better
 from doxa.likelihoods import Categorical, Gaussian, Heads, Likelihood
+from doxa.posterior.base import written_once
 
 STATE = "state"  # the artefact in the folder of a session
 PATIENCE = 30.0  # seconds to wait for another writer, who needs milliseconds
@@ -256,15 +257,18 @@ def save(
     int
         The new revision.
     """
-    with _locked(folder):
-        found = read(folder)
-        current = 0 if found is None else found.revision
-        if revision is not None and revision != current:
-            raise StoreError(
-                f"{folder} was changed meanwhile (revision {current}, not {revision}), by another "
-                "command or a page: nothing is lost; do this again"
-            )
-        return _write(folder, books, facts, current + 1)
+    with written_once(folder / STATE) as first, contextlib.ExitStack() as stack:
+        if first:  # of several processes of one fit
+            stack.enter_context(_locked(folder))
+            found = read(folder)
+            current = 0 if found is None else found.revision
+            if revision is not None and revision != current:
+                raise StoreError(
+                    f"{folder} was changed meanwhile (revision {current}, not {revision}), by "
+                    "another command or a page: nothing is lost; do this again"
+                )
+            return _write(folder, books, facts, current + 1)
+    return (revision or 0) + 1
 
 
 def change(folder: Path, edit: Callable[[list[LabelState]], T]) -> tuple[T, Saved]:

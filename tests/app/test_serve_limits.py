@@ -27,7 +27,7 @@ pa = pytest.importorskip("pyarrow")
 
 from served import SECONDS, Gated, Server  # noqa: E402
 
-from doxa.app import http  # noqa: E402
+from doxa import http  # noqa: E402
 from doxa.app.fitting import load_run  # noqa: E402
 from doxa.app.serve import ARROW  # noqa: E402
 from doxa.errors import MethodError  # noqa: E402

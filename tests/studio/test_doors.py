@@ -160,18 +160,18 @@ def test_another_host_is_refused(host: str) -> None:
     cookie = session(door)
     origin = {"origin": f"http://{host}"}
     for path in ("/", "/data", "/pages/enter.js"):
-        assert request(door, path, OK | cookie | {"host": host})[0] == 403
+        assert request(door, path, OK | cookie | {"host": host})[0] == 421
     assert websocket(door, OK | cookie | {"host": host} | origin) == "websocket.close"
-    assert enter(doors()[0], host=host, **origin)[0] == 403
+    assert enter(doors()[0], host=host, **origin)[0] == 421
     assert inside.reached == []
 
 
 def test_no_host_and_two_hosts_are_refused() -> None:
     door, _ = doors()
     cookie = session(door)
-    assert request(door, "/data", cookie)[0] == 403
+    assert request(door, "/data", cookie)[0] == 421
     two = [("host", HOST), ("host", HOST), *cookie.items()]
-    assert request(door, "/data", two)[0] == 403
+    assert request(door, "/data", two)[0] == 400
 
 
 def test_a_host_of_a_tunnel_is_allowed_by_name() -> None:
@@ -252,7 +252,7 @@ def test_every_answer_has_the_headers() -> None:
         request(door, "/data", OK | session(door)),
         request(door, EXCHANGE, OK | ORIGIN, "POST", b"{}"),
     ]  # fmt: skip
-    assert [status for status, _, _ in answers] == [200, 401, 403, 200, 403]
+    assert [status for status, _, _ in answers] == [200, 401, 421, 200, 403]
     for _, headers, _ in answers:
         assert headers["content-security-policy"] == POLICY
         assert headers["referrer-policy"] == "no-referrer"

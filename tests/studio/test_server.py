@@ -89,10 +89,10 @@ def run(test: Callable[[Open, AtOnce], Coroutine[Any, Any, None]]) -> None:
         pool = AtOnce()
         await pool.start()
         doors, _ = build(PORT, pool=pool)  # type: ignore[arg-type]
-        doors._sessions.add("session")
+        session = doors.open_session()
 
         async def open_page() -> Page:
-            page = Page(doors, f"{doors.cookie}=session")
+            page = Page(doors, f"{doors.cookie}={session}")
             assert (await page.read())["type"] == "websocket.accept"
             return page
 

@@ -286,7 +286,7 @@ def test_another_browser_and_another_site_come_no_further(browser: Browser, serv
             return error.code
 
     assert status("/pages/functions.js") == 401
-    assert status("/", Host="evil.example") == 403
+    assert status("/", Host="evil.example") == 421
     assert status("/pages/strings.js", **{"Sec-Fetch-Site": "cross-site"}) == 403
     assert status("/pages/../server.py") in (401, 403, 404)
     with Browser() as other:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from doxa.app import http as shared
+from doxa import http as shared
 from doxa.app.serve import application
 from doxa.app.serve.batching import Batcher
 

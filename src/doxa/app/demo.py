@@ -23,9 +23,9 @@ from torch import nn
 import doxa
 from doxa import nets
 from doxa.app import figures
-from doxa.app.processes import side_by_side
 from doxa.data import simulated
 from doxa.errors import MethodError
+from doxa.processes import side_by_side
 from doxa.tables.files import Array
 from doxa.tables.predictions import array, flat
 

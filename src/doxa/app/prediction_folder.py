@@ -32,7 +32,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from doxa.app.processes import side_by_side
 from doxa.app.row_blocks import Input, ParquetInput, Part, changed, import_pyarrow, opened, stamp_of
 from doxa.driver.bar import shown
 from doxa.errors import (
@@ -43,6 +42,7 @@ from doxa.errors import (
     StoreError,
     did_you_mean,
 )
+from doxa.processes import side_by_side
 from doxa.store.artefact import CHECKSUMS, make_directory, readable_errors, sync, write_text
 from doxa.store.lock import exclusive
 from doxa.tables.predictions import predict_frame

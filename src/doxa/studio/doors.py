@@ -1,69 +1,37 @@
-"""The doors of a local server: who may come in, and with what headers pages leave.
+"""The doors of the studio: a guard of `doxa.http` whose access is a session in a cookie.
 
 A page in a browser can send requests to a server on the same machine, whichever site it is from.
-The rules below let in the person who started the server, and no page of another site:
-
-    Host             exactly one of the server's own names, with its port (no DNS rebinding)
-    Origin           on a websocket and on every request that is not a GET: the request's own host
-    Sec-Fetch-Site   same-origin or none, for everything but the pages that a link may open
-    session          a random id in a cookie, for everything but the pages that exchange the token
+The guard is strict: it lets in pages of its own origin only. And everything but the pages that
+exchange the token needs a session: a random id in a cookie.
 
 The token in the printed address is exchanged once, by a POST of the page that it opens, for a
 session id. The id is in a cookie that scripts cannot read and other sites do not send. Its name has
 the port, since the cookies of one host are shared by all its ports.
-
-`Doors` is plain ASGI middleware: it needs no framework, and checks a websocket before it is
-accepted.
 """
 
 from __future__ import annotations
 
-import hmac
-import json
 import secrets
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Iterable
 from typing import Any
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
+from doxa.http import HEADERS, JSON, Guard, Headers, Limits, Refusal, Secret, parse_json, read_body
 
 POLICY = (
     "default-src 'none'; script-src 'self'; connect-src 'self'; img-src 'self' data: blob:; "
     "style-src 'self'; frame-ancestors 'none'"
 )
-HEADERS = (
-    (b"content-security-policy", POLICY.encode()),
-    (b"referrer-policy", b"no-referrer"),
-    (b"cache-control", b"no-store"),
-    (b"x-content-type-options", b"nosniff"),
-    (b"x-frame-options", b"DENY"),
-    (b"cross-origin-resource-policy", b"same-origin"),
-    (b"cross-origin-opener-policy", b"same-origin"),
-)
 EXCHANGE = "/enter"  # POST: the token for a session
-LARGEST_BODY = 4096  # bytes of a request
-_CLOSED = 1008  # the code of a websocket that is refused
-
-_MESSAGES = {
-    "host": "This server answers to its own address only: open the address that was printed.",
-    "origin": "This request came from another site.",
-    "session": "Open the address that was printed when the server started.",
-    "token": "This address was used before, or is of another server: the token in it works once. "
-    "Start the server again for a new one.",
-    "large": "This request is too large.",
-}
+LARGEST_BODY = 4096  # bytes of the request that exchanges it
 
 
-class Doors:
-    """ASGI middleware that lets in one person's browser.
+class Doors(Guard):
+    """A guard that lets in one person's browser.
 
     Parameters
     ----------
     app : callable
-        The application behind the doors.
+        The application behind the doors (ASGI).
     port : int
         The port of the server.
     hosts : iterable of str
@@ -78,146 +46,76 @@ class Doors:
 
     def __init__(
         self,
-        app: App,
+        app: Any,
         port: int,
         hosts: Iterable[str] = (),
         public: Iterable[str] = (),
         linked: Iterable[str] = ("/",),
         token: str | None = None,
     ) -> None:
-        self.app = app
-        self.hosts = frozenset({f"127.0.0.1:{port}", *hosts})
+        more = {
+            "content-security-policy": POLICY, "x-frame-options": "DENY",
+            "cross-origin-resource-policy": "same-origin",
+            "cross-origin-opener-policy": "same-origin",
+        }  # fmt: skip
+        names = frozenset({f"127.0.0.1:{port}", *hosts})
+        super().__init__(
+            app, names, self._need_session, strict=True, linked=(*linked,), headers=HEADERS | more
+        )
         self.public = frozenset({*public, EXCHANGE})
-        self.linked = frozenset(linked)
         self.cookie = f"doxa_studio_{port}"
-        self.token: str | None = token or secrets.token_urlsafe(32)
-        self._sessions: set[str] = set()
+        self.token = token or secrets.token_urlsafe(32)
+        self._secret: Secret | None = Secret(self.token)
+        self._sessions: list[Secret] = []
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await self.app(scope, receive, send)
-        elif scope["type"] == "websocket":
-            await self._websocket(scope, receive, send)
-        elif scope["type"] == "http":
-            await self._http(scope, receive, send)
-
-    async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Check all rules before the websocket is accepted."""
-        headers = _headers(scope)
-        refused = self._refused(headers, needs_origin=True, linked=False)
-        if refused is None and not self._has_session(headers):
-            refused = "session"
-        if refused is None:
-            await self.app(scope, receive, send)
+    async def admit(self, scope: Any, receive: Any, send: Any) -> None:
+        """Exchange the token, or pass the request on. The page of the printed address is opened
+        with its token, or by a link without a session: it is the one that exchanges the token."""
+        path, headers = scope["path"], scope["headers"]
+        if path == EXCHANGE and scope["type"] == "http" and scope["method"] == "POST":
+            await self._exchange(headers, receive, send)
             return
-        message = await receive()
-        if message["type"] == "websocket.connect":
-            await send({"type": "websocket.close", "code": _CLOSED, "reason": refused})
+        asks = scope.get("query_string") or not self._has_session(headers)
+        if path in self._linked and scope["type"] == "http" and asks:
+            scope = {**scope, "path": EXCHANGE, "raw_path": EXCHANGE.encode()}
+        await super().admit(scope, receive, send)
 
-    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers, path = _headers(scope), scope["path"]
+    def open_session(self) -> str:
+        """A new session: the value of its cookie."""
+        session = secrets.token_urlsafe(32)
+        self._sessions.append(Secret(session))
+        return session
 
-        async def with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                own = {name for name, _ in HEADERS}
-                kept = [(k, v) for k, v in message.get("headers", ()) if k.lower() not in own]
-                message = {**message, "headers": [*kept, *HEADERS]}
-            await send(message)
+    def _need_session(self, path: str, headers: Headers) -> None:
+        if path not in self.public and not self._has_session(headers):
+            raise Refusal(401, "open the address that was printed when the server started")
 
-        reads = scope["method"] in ("GET", "HEAD")
-        refused = self._refused(headers, not reads, linked=reads and path in self.linked)
-        if refused is not None:
-            await _answer(with_headers, 403, {"message": _MESSAGES[refused]})
-        elif path == EXCHANGE and scope["method"] == "POST":
-            await self._exchange(headers, receive, with_headers)
-        elif path in self.linked and (scope["query_string"] or not self._has_session(headers)):
-            inside = {**scope, "path": EXCHANGE, "raw_path": EXCHANGE.encode()}
-            await self.app(inside, receive, with_headers)
-        elif path in self.public or self._has_session(headers):
-            await self.app(scope, receive, with_headers)
-        else:
-            await _answer(with_headers, 401, {"message": _MESSAGES["session"]})
-
-    def _refused(
-        self, headers: dict[str, list[str]], needs_origin: bool, linked: bool
-    ) -> str | None:
-        """The first rule that a request breaks, or None."""
-        host = headers.get("host", [])
-        if len(host) != 1 or host[0] not in self.hosts:
-            return "host"
-        origin = headers.get("origin", [])
-        allowed = {f"http://{host[0]}"}
-        if not host[0].startswith("127.0.0.1:"):  # a tunnel may have ended TLS
-            allowed.add(f"https://{host[0]}")
-        if (needs_origin or origin) and (len(origin) != 1 or origin[0] not in allowed):
-            return "origin"
-        site = headers.get("sec-fetch-site", [])
-        if not linked and any(value not in ("same-origin", "none") for value in site):
-            return "origin"
-        return None
-
-    def _has_session(self, headers: dict[str, list[str]]) -> bool:
-        for line in headers.get("cookie", []):
-            for part in line.split(";"):
+    def _has_session(self, headers: Headers) -> bool:
+        for key, line in headers:
+            for part in line.decode("latin-1").split(";") if key.lower() == b"cookie" else ():
                 name, _, value = part.strip().partition("=")
-                if name == self.cookie and any(_same(value, known) for known in self._sessions):
+                if name == self.cookie and any(known.equals(value) for known in self._sessions):
                     return True
         return False
 
-    async def _exchange(self, headers: dict[str, list[str]], receive: Receive, send: Send) -> None:
+    async def _exchange(self, headers: Headers, receive: Any, send: Any) -> None:
         """Exchange the token for a session, once."""
-        body = await _body(receive)
-        if body is None:
-            await _answer(send, 413, {"message": _MESSAGES["large"]})
-            return
+        body = await read_body(headers, receive, Limits(body=LARGEST_BODY))
         try:
-            found = json.loads(body)
-            given = found.get("token") if isinstance(found, dict) else None
-        except (ValueError, RecursionError):
-            given = None
-        if isinstance(given, str) and self.token is not None and _same(given, self.token):
-            self.token = None
-            session = secrets.token_urlsafe(32)
-            self._sessions.add(session)
-            cookie = f"{self.cookie}={session}; HttpOnly; SameSite=Strict; Path=/"
-            await _answer(send, 200, {}, [(b"set-cookie", cookie.encode())])
-        elif self._has_session(headers):
-            await _answer(send, 200, {})
-        else:
-            await _answer(send, 403, {"message": _MESSAGES["token"]})
-
-
-def _same(given: str, known: str) -> bool:
-    """Whether two secrets are equal, in a time that does not depend on where they differ."""
-    return hmac.compare_digest(given.encode(errors="surrogatepass"), known.encode())
-
-
-def _headers(scope: Scope) -> dict[str, list[str]]:
-    """The values of each header, by its name in lower case."""
-    found: dict[str, list[str]] = {}
-    for name, value in scope["headers"]:
-        found.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
-    return found
-
-
-async def _body(receive: Receive) -> bytes | None:
-    """The body of a request; None if it is too large."""
-    body = b""
-    while True:
-        message = await receive()
-        if message["type"] != "http.request":
-            return b""
-        body += message.get("body", b"")
-        if len(body) > LARGEST_BODY:
-            return None
-        if not message.get("more_body", False):
-            return body
-
-
-async def _answer(
-    send: Send, status: int, content: dict[str, Any], headers: Iterable[tuple[bytes, bytes]] = ()
-) -> None:
-    body = json.dumps(content).encode()
-    own = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": [*own, *headers]})
-    await send({"type": "http.response.body", "body": body})
+            found = parse_json(body, 1)
+        except Refusal:
+            found = None
+        given = found.get("token") if isinstance(found, dict) else None
+        more = []
+        if isinstance(given, str) and self._secret is not None and self._secret.equals(given):
+            self._secret = None
+            cookie = f"{self.cookie}={self.open_session()}; HttpOnly; SameSite=Strict; Path=/"
+            more = [(b"set-cookie", cookie.encode())]
+        elif not self._has_session(headers):
+            raise Refusal(
+                403, "this address was used before, or is of another server: the token in it works "
+                "once. Start the server again for a new one",
+            )  # fmt: skip
+        own = [(b"content-type", JSON.encode()), (b"content-length", b"2"), *more]
+        await send({"type": "http.response.start", "status": 200, "headers": own})
+        await send({"type": "http.response.body", "body": b"{}"})

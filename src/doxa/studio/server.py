@@ -20,14 +20,14 @@ import asyncio
 import contextlib
 import json
 import logging
-import socket
 import time
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from doxa.errors import DataError, MissingExtra
+from doxa import http
+from doxa.errors import DataError
 from doxa.studio.doors import EXCHANGE, Doors
 from doxa.studio.workers import ROOMS, Job, Pool
 
@@ -65,6 +65,31 @@ ROOM_PAGES = {
 
 
 @dataclass(frozen=True)
+class Room:
+    """A room that the command line opens, besides those that need nothing.
+
+    Parameters
+    ----------
+    name : str
+        Its page is `/name`, the file `pages/name.html`.
+    module : str
+        Where processes find its tasks.
+    given : dict
+        What it begins with, as JSON has it.
+    posts : mapping of str to callable
+        Answers to requests that are no GET, by their path.
+    close : callable
+        Called when the server ends.
+    """
+
+    name: str
+    module: str
+    given: dict[str, Any]
+    posts: Mapping[str, Callable[[Request], Any]] = field(default_factory=dict)
+    close: Callable[[], None] = lambda: None
+
+
+@dataclass(frozen=True)
 class PanelRequest:
     """A request of a page, with its envelope checked."""
 
@@ -76,7 +101,7 @@ class PanelRequest:
     content: Any = None
 
     @classmethod
-    def read(cls, text: str) -> PanelRequest:
+    def read(cls, text: str, rooms: Collection[str] = ROOMS) -> PanelRequest:
         try:
             found = json.loads(text, parse_constant=_no_constant)
         except (ValueError, RecursionError) as error:
@@ -91,7 +116,7 @@ class PanelRequest:
         if kind == "cancel":
             return cls(kind, panel)
         room, task, number = found.get("room"), found.get("task"), found.get("number")
-        if not (isinstance(room, str) and room in ROOMS):
+        if not (isinstance(room, str) and room in rooms):
             raise DataError("a request needs a room")
         if not isinstance(task, str) or not 0 < len(task) <= _LONGEST_NAME:
             raise DataError("a request needs a task")
@@ -107,8 +132,8 @@ def _no_constant(name: str) -> float:
 class Page:
     """One open page: its requests, and the answers that wait to be sent."""
 
-    def __init__(self, pool: Pool) -> None:
-        self.pool = pool
+    def __init__(self, pool: Pool, rooms: Collection[str] = ROOMS) -> None:
+        self.pool, self._rooms = pool, rooms
         self.unsent: asyncio.Queue[bytes] = asyncio.Queue(_UNSENT)
         self._allowance, self._last = BURST, time.monotonic()
 
@@ -129,7 +154,7 @@ class Page:
 
     def receive(self, text: str) -> None:
         try:
-            asked = PanelRequest.read(text)
+            asked = PanelRequest.read(text, self._rooms)
         except DataError as error:
             self.send({"type": "refused", "message": str(error)})
             return
@@ -155,10 +180,14 @@ class Studio:
     ----------
     pool : Pool
         The processes that compute. They are started and ended with the application.
+    rooms : sequence of Room
+        Those that the command line opens.
     """
 
-    def __init__(self, pool: Pool) -> None:
-        self.pool = pool
+    def __init__(self, pool: Pool, rooms: Sequence[Room] = ()) -> None:
+        self.pool, self.rooms = pool, rooms
+        self._named = ROOM_PAGES | {EXCHANGE: "/pages/enter.html"}
+        self._named |= {f"/{room.name}": f"/pages/{room.name}.html" for room in rooms}
         self.pages: set[Page] = set()
         self._files = {
             f"/pages/{path.name}": path for path in sorted(PAGES.iterdir()) if path.suffix in TYPES
@@ -166,13 +195,9 @@ class Studio:
 
     def app(self) -> Any:
         """The application, as ASGI."""
-        try:
-            from starlette.applications import Starlette
-            from starlette.routing import Route, WebSocketRoute
-        except ImportError as error:
-            raise MissingExtra(
-                "doxa studio needs starlette, uvicorn and websockets: pip install 'doxa[studio]'"
-            ) from error
+        http.import_server("studio")
+        from starlette.applications import Starlette
+        from starlette.routing import Route, WebSocketRoute
 
         @contextlib.asynccontextmanager
         async def lifespan(app: Any) -> AsyncIterator[None]:
@@ -181,9 +206,13 @@ class Studio:
                 yield
             finally:
                 self.pool.close()
+                for room in self.rooms:
+                    room.close()
 
+        posts = {path: answer for room in self.rooms for path, answer in room.posts.items()}
         routes = [
-            *(Route(path, self._file) for path in (*ROOM_PAGES, EXCHANGE, "/pages/{name}")),
+            *(Route(path, self._file) for path in (*self._named, "/pages/{name}")),
+            *(Route(path, answer, methods=["POST"]) for path, answer in posts.items()),
             WebSocketRoute("/ws", self._connected),
         ]
         return Starlette(routes=routes, lifespan=lifespan)
@@ -191,8 +220,7 @@ class Studio:
     async def _file(self, request: Request) -> Response:
         from starlette.responses import Response
 
-        named = ROOM_PAGES | {EXCHANGE: "/pages/enter.html"}
-        path = self._files.get(named.get(request.url.path, request.url.path))
+        path = self._files.get(self._named.get(request.url.path, request.url.path))
         if path is None:
             return Response("there is no such page", 404, media_type="text/plain")
         return Response(path.read_bytes(), media_type=TYPES[path.suffix])
@@ -205,7 +233,7 @@ class Studio:
             await websocket.send_json({"type": "refused", "message": message})
             await websocket.close(1013)
             return
-        page = Page(self.pool)
+        page = Page(self.pool, {*ROOMS, *(room.name for room in self.rooms)})
         self.pages.add(page)
         sending = asyncio.create_task(self._send(websocket, page))
         try:
@@ -247,13 +275,19 @@ class Studio:
                 await websocket.send_text(text.decode())
 
 
-def build(port: int, hosts: Sequence[str] = (), pool: Pool | None = None) -> tuple[Doors, Studio]:
+def build(
+    port: int, hosts: Sequence[str] = (), pool: Pool | None = None, rooms: Sequence[Room] = ()
+) -> tuple[Doors, Studio]:
     """The application with its doors, for a server on this port."""
-    studio = Studio(pool or Pool())
-    return Doors(studio.app(), port, hosts, PUBLIC, ROOM_PAGES), studio
+    modules, given = {r.name: r.module for r in rooms}, {r.name: r.given for r in rooms}
+    studio = Studio(pool or Pool(rooms=ROOMS | modules, given=given), rooms)
+    linked = (*ROOM_PAGES, *(f"/{room.name}" for room in rooms))
+    return Doors(studio.app(), port, hosts, PUBLIC, linked), studio
 
 
-def serve(port: int = 0, hosts: Sequence[str] = (), announce: Any = None) -> None:
+def serve(
+    port: int = 0, hosts: Sequence[str] = (), announce: Any = None, rooms: Sequence[Room] = ()
+) -> None:
     """Run the studio until it is interrupted.
 
     Parameters
@@ -264,36 +298,23 @@ def serve(port: int = 0, hosts: Sequence[str] = (), announce: Any = None) -> Non
         Further values of the header `Host`, with port, such as that of a tunnel.
     announce : callable, optional
         Called with the address, once the server listens.
+    rooms : sequence of Room
+        Rooms of what the command line names. The address is that of the first.
     """
     for name in hosts:
         _check_host(name)
-    try:
-        import uvicorn
-    except ImportError as error:
-        raise MissingExtra(
-            "doxa studio needs starlette, uvicorn and websockets: pip install 'doxa[studio]'"
-        ) from error
-    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listening.bind((HOST, port))
-    except OSError as error:
-        listening.close()
-        raise DataError(f"port {port} of this machine is taken: choose another --port") from error
+    http.import_server("studio")
+    listening = http.listen(HOST, port)
     port = listening.getsockname()[1]
-    doors, _ = build(port, hosts)
-    config = uvicorn.Config(
-        doors, access_log=False, log_level="warning", server_header=False, lifespan="on",
-        ws="websockets-sansio", ws_max_size=LARGEST_MESSAGE, ws_ping_interval=60.0,
-        timeout_graceful_shutdown=1, timeout_keep_alive=5, limit_concurrency=8 * MOST_PAGES,
-        loop="asyncio", http="h11", proxy_headers=False,
-    )  # fmt: skip
-    server = uvicorn.Server(config)
-    listening.listen(128)
+    doors, _ = build(port, hosts, rooms=rooms)
     if announce is not None:
-        announce(f"http://{HOST}:{port}/?token={doors.token}")
-    with contextlib.suppress(KeyboardInterrupt):
-        server.run(sockets=[listening])
+        path = f"/{rooms[0].name}" if rooms else "/"
+        announce(f"http://{HOST}:{port}{path}?token={doors.token}")
+    http.serve(
+        doors, listening, drain=1.0, lifespan="on", ws="websockets-sansio",
+        ws_max_size=LARGEST_MESSAGE, ws_ping_interval=60.0, timeout_keep_alive=5,
+        limit_concurrency=8 * MOST_PAGES,
+    )  # fmt: skip
 
 
 def _check_host(name: str) -> None:

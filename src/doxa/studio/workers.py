@@ -22,9 +22,7 @@ import json
 import logging
 import math
 import multiprocessing
-import os
 import signal
-import threading
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -32,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from doxa.errors import DoxaError
+from doxa.processes import follow_parent
 
 log = logging.getLogger("doxa")
 
@@ -107,15 +106,18 @@ def finite(content: Any) -> Any:
     return content
 
 
-def work(pipe: Connection, rooms: dict[str, str], memory: int) -> None:
-    """The main function of a process: compute jobs until the server ends."""
+def work(pipe: Connection, rooms: dict[str, str], memory: int, given: dict[str, Any]) -> None:
+    """The main function of a process: compute jobs until the server ends. `given` has what a room
+    begins with, such as the runs that the command line names."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which ends this
-    _follow_parent()
+    follow_parent()
     import torch
 
     torch.set_num_threads(1)
     modules = {name: importlib.import_module(module) for name, module in rooms.items()}
     _limit_memory(memory)
+    for name, content in given.items():
+        modules[name].begin(content)
     facts = {name: module.facts() for name, module in modules.items()}
     _put(pipe, {"job": None, "kind": "ready"}, facts)
     for module in modules.values():
@@ -155,18 +157,6 @@ def _no_memory(memory: int) -> str:
         f"this needs more memory than a panel may use ({memory / 2**30:.3g} GiB): use fewer draws, "
         "members or units"
     )
-
-
-def _follow_parent() -> None:
-    """Exit when the parent has ended, for whatever reason."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def follow() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=follow, daemon=True).start()
 
 
 def _limit_memory(memory: int) -> None:
@@ -237,6 +227,8 @@ class Pool:
         The longest job.
     memory : int
         Bytes per process, besides those it has when it starts.
+    given : dict of str to object
+        What rooms begin with, as JSON has it: their function `begin` takes it.
     """
 
     def __init__(
@@ -245,10 +237,11 @@ class Pool:
         rooms: dict[str, str] | None = None,
         seconds: float = SECONDS,
         memory: int = MEMORY,
+        given: dict[str, Any] | None = None,
     ) -> None:
         self.facts: asyncio.Future[bytes] | None = None  # what rooms say about themselves, as JSON
         self._processes, self._rooms = processes, rooms or ROOMS
-        self._seconds, self._memory = seconds, memory
+        self._seconds, self._memory, self._given = seconds, memory, given or {}
         self._workers: list[_Worker] = []
         self._waiting: dict[Hashable, Job] = {}
         self._jobs, self._failed = 0, 0
@@ -313,7 +306,7 @@ class Pool:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         process = context.Process(
-            target=work, args=(theirs, self._rooms, self._memory), daemon=True,
+            target=work, args=(theirs, self._rooms, self._memory, self._given), daemon=True,
             name="doxa studio worker",
         )  # fmt: skip
         process.start()

@@ -5,19 +5,21 @@
     FOLDER/to_label.csv    the open rows, to be filled in; images in FOLDER/to_label/
     FOLDER/run/            the last posterior, for `doxa predict`
 
-`state` alone determines the session: after a crash, all other files are written again from it. A
-folder may come from another person. So its contents are checked, nothing in it is imported, and no
-file outside it is read or written. The user's own network is given on the command line, at each
+`state` alone determines the session: after a crash, all other files are written again from it. It
+has a lock and a revision: commands and pages of the studio may answer at the same time.
+
+A folder may come from another person. So its contents are checked, nothing in it is imported, and
+no file outside it is read or written. The user's own network is given on the command line, at each
 `next`.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -37,7 +39,7 @@ from doxa.app.fitting import Plan, fit_arrays, make_method
 from doxa.app.held_out import checksum
 from doxa.decide.acquisition import acquisition
 from doxa.decide.active import LabelState
-from doxa.decide.active.labels import load, save
+from doxa.decide.active.labels import change, load, read, save
 from doxa.decide.select import joint, score, select
 from doxa.driver.processes import all_of
 from doxa.errors import DataError, DoxaError, ModelError, StoreError
@@ -47,6 +49,7 @@ from doxa.tables.files import check_name, write_table
 from doxa.tables.reading import Array, Dialect
 from doxa.tables.schema import TableSpec
 
+T = TypeVar("T")
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp")
 NUMBERS = ".npy"
 _GREY = ("1", "L", "LA")  # Pillow's modes; the others become RGB
@@ -122,13 +125,15 @@ _JOINT = "batch_bald"
 
 @dataclass
 class Session:
-    """The data of a command. net: the user's own network, as named on the command line."""
+    """The data of a command. net: the user's own network, as named on the command line. revision:
+    that of `book`, 0 before it is saved."""
 
     folder: Path
     pool: Pool
     book: LabelState
     facts: dict[str, Any]
     net: str | None = None
+    revision: int = 0
 
     @property
     def sheet(self) -> Path:
@@ -136,7 +141,21 @@ class Session:
         return self.folder / "to_label.csv"
 
     def save(self) -> None:
-        save(self.folder, [self.book], self.facts)
+        """Write the labels, unless another command or a page has written meanwhile."""
+        self.revision = save(self.folder, [self.book], self.facts, self.revision)
+
+    def refresh(self) -> None:
+        """Take what other commands and pages have written."""
+        found = read(self.folder)
+        if found is None or len(found.books) != 1 or found.books[0].rows != self.book.rows:
+            raise StoreError(f"{self.folder} holds another session than before")
+        (self.book,), self.revision = found.books, found.revision
+
+    def _change(self, edit: Callable[[LabelState], T]) -> T:
+        """Change the labels as they are by now, while no one else does."""
+        result, found = change(self.folder, lambda books: edit(books[0]))
+        (self.book,), self.revision = found.books, found.revision
+        return result
 
     def ask(self, count: int | None) -> str:
         """Choose rows and write the sheet; open rows are written again. Returns a message about the
@@ -151,33 +170,56 @@ class Session:
         if not len(free):
             raise DataError("the pool is empty: every row has a label")
         k = min(count or self.facts["count"], len(free))
+        before = _state_of(self.sheet)
         how, rows = self._chosen(free, k)
         self.book.ask(rows)
         self.save()
+        if _state_of(self.sheet) != before:  # while this was computed
+            raise DataError(
+                f"{self.sheet} was changed while rows were chosen, and is kept: enter its answers "
+                "with doxa active label, or move it away; then doxa active next writes it again"
+            )
         self._write()
         return how
 
     def take(self, answers: Sequence[tuple[str, str]], partial: bool, correct: bool = False) -> int:
         """Enter answers, all or none; returns their number. Answers that were entered before change
         only with `correct`."""
-        self._check_open(correct)
-        found = checked(answers, self.pool, self.book, correct)
-        changed = correct and bool(found) and not set(found) & set(self.book.asked)
-        if not partial and not changed:
-            refuse_missing(found, self.pool, self.book)
-        elif not found:
-            raise DataError("there is no answer to enter: the column of labels is empty")
-        self.book.answer(found, partial, correct)
-        self.save()
-        return len(found)
 
-    def _check_open(self, correct: bool) -> None:
-        if not self.book.asked and not correct:
-            raise DataError("no row is open: doxa active next chooses rows")
+        def enter(book: LabelState) -> int:
+            _check_open(book, correct)
+            found = checked(answers, self.pool, book, correct)
+            changed = correct and bool(found) and not set(found) & set(book.asked)
+            if not partial and not changed:
+                refuse_missing(found, self.pool, book)
+            elif not found:
+                raise DataError("there is no answer to enter: the column of labels is empty")
+            book.answer(found, partial, correct)
+            return len(found)
+
+        return self._change(enter)
+
+    def undo(self, name: str | None = None) -> tuple[str, Any]:
+        """Take back the label of a row, by default the last one; returns its name and the label.
+        The row is open again. Labels of the table, and those that a fit has used, stay."""
+
+        def reopen(book: LabelState) -> tuple[int, Any]:
+            own = [row for row in book.unfitted if row not in self.pool.known]
+            if name is None and not own:
+                raise DataError("there is no label to take back: a fit has used all of them")
+            if name is not None and name not in self.pool.ids:
+                raise DataError(f"there is no {self.pool.id_name} {name!r} in the pool")
+            row = own[-1] if name is None else self.pool.ids.index(name)
+            if row in self.pool.known:
+                raise DataError(f"the label of {self.pool.places[row]} came with the table")
+            return row, book.undo(row)
+
+        row, label = self._change(reopen)
+        return self.pool.ids[row], label
 
     def read(self, path: Path | None, correct: bool = False) -> list[tuple[str, str]]:
         """The answers in a file; the default is the sheet of the session."""
-        self._check_open(correct)
+        _check_open(self.book, correct)
         sheet: Sheet = read_sheet(self.sheet if path is None else path, self.pool)
         return sheet.answers
 
@@ -231,6 +273,16 @@ class Session:
         return posterior
 
 
+def _state_of(sheet: Path) -> str:
+    """What tells whether a sheet has changed; "" if there is none."""
+    return checksum(sheet) if sheet.is_file() else ""
+
+
+def _check_open(book: LabelState, correct: bool) -> None:
+    if not book.asked and not correct:
+        raise DataError("no row is open: doxa active next chooses rows")
+
+
 def begin(
     folder: Path, data: Path, asked: TableSpec, classes: Sequence[str], method: str,
     settings: Sequence[str], plan: Plan, by: str, count: int,
@@ -260,10 +312,10 @@ def begin(
 
 def resume(folder: Path) -> Session:
     """The session of a folder, to read it and to enter answers, not to fit."""
-    found = load(folder)
+    found = read(folder)
     if found is None:
         raise StoreError(f"{folder} holds no session; doxa active start DATA --out {folder}")
-    books, facts = found
+    books, facts, revision = found
     try:
         asked = _checked(facts)
         (book,) = books
@@ -277,7 +329,7 @@ def resume(folder: Path) -> Session:
     pool = read_pool(data, asked, facts["classes"])
     if book.rows != len(pool.x):
         raise StoreError(f"{folder} has {book.rows} rows, but {data} has {len(pool.x)}")
-    return Session(folder, pool, book, facts)
+    return Session(folder, pool, book, facts, revision=revision)
 
 
 def go_on(folder: Path, net: str | None) -> Session:

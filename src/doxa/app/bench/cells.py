@@ -35,10 +35,10 @@ import torch
 from rich.markup import escape
 from rich.table import Table as RichTable
 
-from doxa.app.processes import side_by_side
 from doxa.driver.blocks import others
 from doxa.errors import DataError, FolderInUse, MethodError
 from doxa.noise import digest
+from doxa.processes import side_by_side
 from doxa.store import claims, exclusive, write_text
 
 log = logging.getLogger(__name__)

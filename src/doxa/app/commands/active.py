@@ -184,6 +184,24 @@ def label(
 
 
 @app.command()
+def undo(
+    folder: Folder,
+    row: Annotated[
+        str | None, typer.Argument(help="The row. Default: the last one with a label.")
+    ] = None,
+) -> None:
+    """Take back a label, so that its row is open again; not if a fit has used it."""
+    from doxa.app.active.session import resume
+
+    session = resume(folder)
+    name, label = session.undo(row)
+    out.print(
+        escape(f"{session.pool.id_name} {name} is open again; its label was {label}"),
+        highlight=False, soft_wrap=True,
+    )  # fmt: skip
+
+
+@app.command()
 def status(folder: Folder) -> None:
     """Show the number of labels, the open rows, and the score of each round."""
     from doxa.app.active.session import resume

@@ -33,7 +33,7 @@ def demo(
     """Fit every method to toy data: tables of scores and two figures."""
     from doxa.app import demo as demonstration
     from doxa.app import fitting
-    from doxa.app.processes import cores
+    from doxa.processes import cores
 
     log_to_terminal(verbose)
     fitting.check_place(out_folder)

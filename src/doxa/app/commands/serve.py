@@ -20,7 +20,7 @@ from doxa.app.options import Run, SavedNet, Verbose
 from doxa.errors import MethodError
 
 if TYPE_CHECKING:
-    from doxa.app.http import Limits
+    from doxa.http import Limits
 
 LIMITS = "Limits"
 
@@ -103,7 +103,7 @@ def serve(
     GET /schema has the columns that it wants, and GET /health the status of the run.
     SIGTERM or Ctrl-C: requests that have begun are finished, then it ends with 0.
     """
-    from doxa.app import http
+    from doxa import http
 
     log_to_terminal(verbose)
     http.import_server()
@@ -141,7 +141,7 @@ def serve(
 
 def _answer(served: _Served, listening: socket.socket, where: str | None) -> None:
     """Load the run and answer, in this process; `where` is printed once requests are accepted."""
-    from doxa.app import http
+    from doxa import http
     from doxa.app.fitting import load_run
     from doxa.app.serve import application
     from doxa.app.serve.batching import Batcher
@@ -202,7 +202,7 @@ def _answer_in_processes(served: _Served, listening: socket.socket, where: str, 
 
 
 def _answer_apart(served: _Served, listening: socket.socket) -> None:
-    from doxa.app.processes import follow_parent
+    from doxa.processes import follow_parent
 
     follow_parent()
     log_to_terminal(served.verbose)

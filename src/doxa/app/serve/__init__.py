@@ -26,7 +26,10 @@ from urllib.parse import parse_qs
 import numpy as np
 
 import doxa
-from doxa.app.http import (
+from doxa.app.serve.batching import Batcher, Columns, RequestRows
+from doxa.app.task_tables import check_context
+from doxa.errors import DataError
+from doxa.http import (
     JSON,
     Guard,
     Headers,
@@ -40,9 +43,6 @@ from doxa.app.http import (
     single,
     slot,
 )
-from doxa.app.serve.batching import Batcher, Columns, RequestRows
-from doxa.app.task_tables import check_context
-from doxa.errors import DataError
 from doxa.tables.predictions import conformal_level, output_names
 from doxa.tables.reading import import_pandas
 from doxa.tables.schema import IMPUTE, Schema
@@ -81,7 +81,7 @@ def application(
     hosts : sequence of str, optional
         The values of the Host header that are answered. Default: any.
     may : callable, optional
-        Access, such as `doxa.app.http.bearer`. Without access, `/health` says only whether the
+        Access, such as `doxa.http.bearer`. Without access, `/health` says only whether the
         server is ready.
     """
     import_server()
@@ -122,7 +122,7 @@ def application(
             arrived = False
             try:
                 async with asyncio.timeout(limits.seconds):
-                    body = await read_body(request, limits)
+                    body = await read_body(headers, request.receive, limits)
                     arrived = True
                     answer = batcher.submit(lambda: reader(body, schema, limits, level), write)
                     content = await asyncio.wrap_future(answer)

@@ -1,31 +1,40 @@
 """The state of an active learning session, and its result.
 
-`LabelState` holds the labels of one learner. A row is free, asked (open), or answered. It never
-goes back, so no row is labelled twice and no answer is lost. All answers are checked before any of
-them is entered; an answer is replaced only with `correct=True`. `Learned` holds learning curves,
-labels, and the last posterior of each run.
+`LabelState` holds the labels of one learner. A row is free, asked (open), or answered. It goes back
+only by `undo`, which opens it again, as long as no fit has used its label: so no row is labelled
+twice and no answer is lost. All answers are checked before any of them is entered; an answer is
+replaced only with `correct=True`. `Learned` holds learning curves, labels, and the last posterior
+of each run.
+
+A session in a folder has a revision, which counts its writes. `save` compares and sets: under a
+lock, it writes only if the folder still has the revision that was read. `change` reads, changes and
+writes under the lock, for what is quick. So several commands and pages may answer at a time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from doxa import store
-from doxa.errors import DataError, MethodError, StoreError
+from doxa.errors import DataError, FolderInUse, MethodError, StoreError
 from doxa.evaluate.table import smaller_is_better
 from doxa.likelihoods import Categorical, Gaussian, Heads, Likelihood
 from doxa.posterior.base import written_once
 
 STATE = "state"  # the artefact in the folder of a session
+PATIENCE = 30.0  # seconds to wait for another writer, who needs milliseconds
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -125,6 +134,8 @@ class LabelState:
         Scores after each fit: {"labels": 20, "accuracy": 0.8, …}.
     stopped : str
         Why no more rows are chosen. "" while the learner continues.
+    events : list of dict
+        Labels that were taken back: {"event": "undone", "row": 3, "label": 1}.
     """
 
     rows: int
@@ -132,6 +143,17 @@ class LabelState:
     asked: list[int] = field(default_factory=list)
     rounds: list[dict[str, Any]] = field(default_factory=list)
     stopped: str = ""
+    events: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def fitted(self) -> int:
+        """The number of labels that the last fit has used: the first ones of `answers`."""
+        return int(self.rounds[-1]["labels"]) if self.rounds else 0
+
+    @property
+    def unfitted(self) -> list[int]:
+        """The rows whose labels no fit has used, in the order in which they were entered."""
+        return list(self.answers)[self.fitted :]
 
     @property
     def labelled(self) -> Tensor:
@@ -187,25 +209,135 @@ class LabelState:
         self.answers.update((row, answers[row]) for row in self.asked if row in answers)
         self.asked = missing
 
+    def undo(self, row: int) -> Any:
+        """Take a label back, which opens its row again; returns it. A label that a fit has used
+        stays."""
+        if row not in self.answers:
+            raise DataError(f"row {row} has no label to take back")
+        if row not in self.unfitted:
+            raise DataError(
+                f"a fit has used the label of row {row}, so it stays; correct=True replaces it"
+            )
+        label = self.answers.pop(row)
+        self.asked.insert(0, row)
+        self.events.append({"event": "undone", "row": row, "label": label})
+        return label
 
-def save(folder: Path, books: Sequence[LabelState], facts: Mapping[str, Any]) -> None:
-    """Save atomically: if the process is killed, the folder holds the old or the new state. Of
-    several processes, one writes."""
-    pages = [asdict(book) | {"answers": list(book.answers.items())} for book in books]
-    with written_once(folder / STATE) as first:
-        if first:
-            store.write_artefact(folder / STATE, {}, {"books": pages, "facts": dict(facts)})
+
+class Saved(NamedTuple):
+    """A session as it was read: label states, settings, and the number of writes before."""
+
+    books: list[LabelState]
+    facts: dict[str, Any]
+    revision: int
+
+
+def save(
+    folder: Path,
+    books: Sequence[LabelState],
+    facts: Mapping[str, Any],
+    revision: int | None = None,
+) -> int:
+    """Save atomically: if the process is killed, the folder holds the old or the new state.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder of the session.
+    books : sequence of LabelState
+        The labels of each learner.
+    facts : dict
+        The settings.
+    revision : int, optional
+        The revision that was read; 0 for a new session. If the folder has another one by now,
+        nothing is written, and this is an error.
+
+    Returns
+    -------
+    int
+        The new revision.
+    """
+    with written_once(folder / STATE) as first, contextlib.ExitStack() as stack:
+        if first:  # of several processes of one fit
+            stack.enter_context(_locked(folder))
+            found = read(folder)
+            current = 0 if found is None else found.revision
+            if revision is not None and revision != current:
+                raise StoreError(
+                    f"{folder} was changed meanwhile (revision {current}, not {revision}), by "
+                    "another command or a page: nothing is lost; do this again"
+                )
+            return _write(folder, books, facts, current + 1)
+    return (revision or 0) + 1
+
+
+def change(folder: Path, edit: Callable[[list[LabelState]], T]) -> tuple[T, Saved]:
+    """Read a session, change its label states and write them, while no one else does.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder of the session.
+    edit : callable
+        Changes the label states. If it raises, nothing is written.
+
+    Returns
+    -------
+    tuple
+        (the result of `edit`, the session as it was written).
+    """
+    with _locked(folder):
+        found = read(folder)
+        if found is None:
+            raise StoreError(f"{folder} holds no session of active learning")
+        result = edit(found.books)
+        written = _write(folder, found.books, found.facts, found.revision + 1)
+        return result, found._replace(revision=written)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """The lock of a session; another writer has it for milliseconds."""
+    end = time.monotonic() + PATIENCE
+    with contextlib.ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(store.exclusive(folder / STATE))
+                break
+            except FolderInUse:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.005)
+        yield
+
+
+def _write(
+    folder: Path, books: Sequence[LabelState], facts: Mapping[str, Any], revision: int
+) -> int:
+    pages = [vars(book) | {"answers": list(book.answers.items())} for book in books]
+    meta = {"books": pages, "facts": dict(facts), "revision": revision}
+    store.write_artefact(folder / STATE, {}, meta)
+    return revision
 
 
 def load(folder: Path) -> tuple[list[LabelState], dict[str, Any]] | None:
     """The label states and the settings of the session; None if the folder holds none."""
+    found = read(folder)
+    return None if found is None else (found.books, found.facts)
+
+
+def read(folder: Path) -> Saved | None:
+    """The session in a folder; None if it holds none. Reading needs no lock."""
     if not store.is_artefact(folder / STATE):
         return None
     _, meta = store.read_artefact(folder / STATE)
     if "books" not in meta:
         raise StoreError(f"{folder / STATE} does not hold a session of active learning")
     try:
-        return [_book(page) for page in meta["books"]], dict(meta["facts"])
+        revision = meta.get("revision", 0)  # older sessions have none
+        if type(revision) is not int or revision < 0:
+            raise ValueError(revision)
+        return Saved([_book(page) for page in meta["books"]], dict(meta["facts"]), revision)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StoreError(f"{folder / STATE} does not hold the labels of a session") from error
 
@@ -221,6 +353,7 @@ def _book(page: Mapping[str, Any]) -> LabelState:
         and len(set(rows[1:])) == len(page["answers"]) + len(book.asked)
         and all(isinstance(x, int | float) for found in book.rounds for x in found.values())
         and isinstance(book.rounds, list) and isinstance(book.stopped, str)
+        and isinstance(book.events, list) and all(isinstance(one, dict) for one in book.events)
     )  # fmt: skip
     if not sound:
         raise ValueError(page)

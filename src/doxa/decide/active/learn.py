@@ -34,7 +34,9 @@ from doxa.decide.active.labels import (
     LabelState,
     Learned,
     Learner,
+    change,
     load,
+    read,
     save,
 )
 from doxa.decide.select import block_rows, joint, kept, score, select
@@ -152,7 +154,7 @@ log = logging.getLogger("doxa")
 
 @dataclass
 class Work:
-    """The settings of a session, which do not change while it runs."""
+    """The settings of a session, which do not change while it runs, and its revision."""
 
     model: Any
     method: Method
@@ -171,6 +173,7 @@ class Work:
     labels: Labels = field(default_factory=Labels)
     ways: dict[str, str | Acquisition] = field(default_factory=dict)
     starts: dict[int, list[int]] = field(default_factory=dict)
+    revision: int = 0  # of the session in the folder
 
     def facts(self, ways: Sequence[Any], seeds: Sequence[int], start: Any) -> dict[str, Any]:
         """Settings that must be equal to those of the session in a folder to continue it."""
@@ -291,7 +294,8 @@ class Work:
             for i, one in enumerate(found.learners):
                 if one.posterior is not None:
                     one.posterior.save(self.folder / f"posterior-{i}", overwrite=True)
-        save(self.folder, [one.book for one in found.learners], found.facts)
+        books = [one.book for one in found.learners]
+        self.revision = save(self.folder, books, found.facts, self.revision)
 
 
 class _Own(Runs):
@@ -471,10 +475,7 @@ def answer(
     found = load(Path(folder))
     if found is None:
         raise StoreError(f"{folder} holds no session: learn(..., folder=) starts one")
-    books, facts = found
-    if not 0 <= run < len(books):
-        raise MethodError(f"run = {run}, but the session has runs 0 … {len(books) - 1}")
-    labels = Labels.of(facts.get("labels"))
+    labels = Labels.of(found[1].get("labels"))
     checked = {}
     for row, label in answers.items():
         try:
@@ -482,16 +483,21 @@ def answer(
         except TypeError:
             raise DataError(f"{row!r} is no row: answers are {{row number: label}}") from None
         checked[number] = labels.checked(number, label)
-    books[run].answer(checked, partial, correct)
-    for book in books:  # learners share labels: no row is labelled twice
-        book.answers.update((row, checked[row]) for row in checked if row in book.answers)
-    shapes = {tuple(torch.as_tensor(label).shape) for label in books[run].answers.values()}
-    if len(shapes) > 1:
-        raise DataError(
-            f"labels have shapes {sorted(map(list, shapes))}; all must have the same shape"
-        )
-    save(Path(folder), books, facts)
-    return len(books[run].asked)
+
+    def enter(books: list[LabelState]) -> int:
+        if not 0 <= run < len(books):
+            raise MethodError(f"run = {run}, but the session has runs 0 … {len(books) - 1}")
+        books[run].answer(checked, partial, correct)
+        for book in books:  # learners share labels: no row is labelled twice
+            book.answers.update((row, checked[row]) for row in checked if row in book.answers)
+        shapes = {tuple(torch.as_tensor(label).shape) for label in books[run].answers.values()}
+        if len(shapes) > 1:
+            raise DataError(
+                f"labels have shapes {sorted(map(list, shapes))}; all must have the same shape"
+            )
+        return len(books[run].asked)
+
+    return change(Path(folder), enter)[0]
 
 
 def _labels(model: Any, x: Any, likelihood: Any) -> Labels:
@@ -519,10 +525,10 @@ def _fingerprint(x: Any) -> str:
 def _begun(work: Work, facts: dict[str, Any]) -> list[Learner] | None:
     """The learners of a session that was started in a folder with the same settings."""
     folder = work.folder
-    found = None if folder is None else load(folder)
+    found = None if folder is None else read(folder)
     if found is None or folder is None:
         return None
-    books, before = found
+    books, before, work.revision = found
     known = {name: facts[name] for name in ("pool", "labels")} | before  # not kept at first
     if known["pool"] != facts["pool"]:
         raise StoreError(

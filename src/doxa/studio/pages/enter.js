@@ -10,6 +10,6 @@ const answer = await fetch("/enter", {
 }).catch(() => null);
 if (answer && answer.ok) location.replace((location.pathname === "/enter" ? "/" : location.pathname) + location.hash);
 else {
-  const said = answer && (await answer.json().catch(() => ({}))).message;
+  const said = answer && (await answer.json().catch(() => ({}))).error?.message;
   shown.textContent = said || text.noServer;
 }

@@ -2,7 +2,7 @@
 import { text } from "/pages/strings.js";
 
 export const $ = (id) => document.getElementById(id);
-export const PATHS = { functions: "/", classification: "/classification", samplers: "/samplers", lessons: "/lessons" };
+export const PATHS = { functions: "/", classification: "/classification", samplers: "/samplers", lessons: "/lessons", run: "/run", label: "/label" };
 export const dark = matchMedia("(prefers-color-scheme: dark)");
 export const calm = matchMedia("(prefers-reduced-motion: reduce)");
 

@@ -1,13 +1,17 @@
 """What every local server of doxa shares: who may ask, how much, and the form of an answer.
 
-`Guard` stands before an application (ASGI). It refuses a request before any of its body is read:
+`Guard` stands before an application (ASGI). It refuses a request before any of its body is read,
+and a websocket before it is accepted:
 
 - Host. A server on the loopback address answers only if the Host header names that address and its
   port. A web page whose name an attacker has pointed at 127.0.0.1 (DNS rebinding) has another one.
-- Origin. A request that a browser sends for a page of another origin is refused.
-- Access. A function of the request's headers; `bearer` is a token in the Authorization header,
-  compared in constant time.
+- Origin. A request that a browser sends for a page of another origin is refused. A `strict` guard
+  wants the header on every websocket and every request that is not a GET.
+- Sec-Fetch-Site, of a strict guard: same-origin or none, but for the pages that a link may open.
+- Access. A function of the request's headers; `bearer` is a token in the Authorization header.
+  Secrets are compared in constant time, by `Secret`.
 
+Every answer has the headers of the guard: its policy of contents, no-referrer, no-store, nosniff.
 Every error is JSON, {"error": {"type", "message"}}: a `Refusal` with its status, a `DoxaError` with
 422 (500 if it is not about the data), anything else with 500 and a number under which the log has
 the traceback, and nothing of it in the answer.
@@ -33,7 +37,7 @@ import secrets
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,7 +48,7 @@ logger = logging.getLogger(__name__)
 Headers = Sequence[tuple[bytes, bytes]]
 HEADER_SECONDS = 10.0  # for a client to send the head of a request
 LEAST_TOKEN = 16  # characters
-_HEADERS = {
+HEADERS = {
     "cache-control": "no-store",
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
     "referrer-policy": "no-referrer",
@@ -128,15 +132,27 @@ class Guard:
         The values of the Host header that are answered. Default: any.
     may : callable, optional
         (path, headers) -> None, or a `Refusal`. Default: everybody may.
+    strict : bool
+        For pages in a browser: websockets and every request that is not a GET need an Origin, and
+        the Sec-Fetch-Site header, if there is one, is same-origin or none.
+    linked : collection of str
+        Paths that a page of another site may link to, of a strict guard. They hold no data.
+    headers : mapping of str to str
+        Headers of every answer, in place of those of the application.
     """
 
     def __init__(
         self,
         app: Any,
-        hosts: Sequence[str] | None = None,
+        hosts: Collection[str] | None = None,
         may: Callable[[str, Headers], None] | None = None,
+        strict: bool = False,
+        linked: Collection[str] = (),
+        headers: Mapping[str, str] = HEADERS,
     ) -> None:
         self._app, self._hosts, self._may = app, hosts, may
+        self._strict, self._linked = strict, frozenset(linked)
+        self._headers = [(k.encode(), v.encode()) for k, v in headers.items()]
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -147,18 +163,14 @@ class Guard:
         async def with_headers(message: Any) -> None:
             nonlocal began
             if message["type"] == "http.response.start":
-                began = True
-                there = {name.lower() for name, _ in message.get("headers", [])}
-                more = [(k.encode(), v.encode()) for k, v in _HEADERS.items()]
-                message["headers"] = [
-                    *message.get("headers", []), *(pair for pair in more if pair[0] not in there)
-                ]  # fmt: skip
+                began, own = True, {name for name, _ in self._headers}
+                kept = [(k, v) for k, v in message.get("headers", []) if k.lower() not in own]
+                message = {**message, "headers": [*kept, *self._headers]}
             await send(message)
 
         try:
             self._check(scope)
-            scope = {**scope, "app": self}  # routes raise their errors instead of answering them
-            await self._app(scope, receive, with_headers)
+            await self.admit({**scope, "app": self}, receive, with_headers)
         except Exception as error:
             status, kind, message, headers = described(error)
             if scope["type"] == "websocket":
@@ -166,17 +178,32 @@ class Guard:
             elif not began:
                 await answer(with_headers, status, kind, message, headers)
 
+    async def admit(self, scope: Any, receive: Any, send: Any) -> None:
+        """Pass a request on that has kept the rules, if it has access."""
+        if self._may is not None:
+            self._may(scope["path"], scope["headers"])
+        await self._app(scope, receive, send)  # routes raise errors where the scope has an app
+
     def _check(self, scope: Any) -> None:
         headers: Headers = scope["headers"]
         host = single(headers, b"host")
         if self._hosts is not None and host not in self._hosts:
-            known = " or ".join(self._hosts)
+            known = " or ".join(sorted(self._hosts))
             raise Refusal(421, f"the Host header must be {known}", close=True)
+        reads = scope["type"] == "http" and scope["method"] in ("GET", "HEAD")
         origin = single(headers, b"origin")
-        if origin is not None and origin not in (f"http://{host}", f"https://{host}"):
+        allowed = {f"http://{host}"}
+        if not (host or "").startswith("127.0.0.1:"):  # something before it may have ended TLS
+            allowed.add(f"https://{host}")
+        needed = origin is not None or (self._strict and not reads)
+        if needed and origin not in allowed:
             raise Refusal(403, "requests of pages of another origin are not answered", close=True)
-        if self._may is not None:
-            self._may(scope["path"], headers)
+        if self._strict and not (reads and scope["path"] in self._linked):
+            sites = [
+                value.decode("latin-1") for k, value in headers if k.lower() == b"sec-fetch-site"
+            ]
+            if any(site not in ("same-origin", "none") for site in sites):
+                raise Refusal(403, "requests of pages of another site are not answered", close=True)
 
 
 async def answer(
@@ -198,6 +225,27 @@ def single(headers: Headers, name: bytes) -> str | None:
     return found[0].decode("latin-1").strip() if found else None
 
 
+class Secret:
+    """A token, of which its digest is kept.
+
+    Parameters
+    ----------
+    text : str
+        The token.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._digest = self._of(text)
+
+    def equals(self, given: str) -> bool:
+        """Whether it is this one, in a time that does not depend on where they differ."""
+        return hmac.compare_digest(self._of(given), self._digest)
+
+    @staticmethod
+    def _of(text: str) -> bytes:
+        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+
+
 def bearer(token: str, open_paths: Sequence[str] = ()) -> Callable[[str, Headers], None]:
     """Access by a token in the Authorization header, compared in constant time.
 
@@ -213,22 +261,19 @@ def bearer(token: str, open_paths: Sequence[str] = ()) -> Callable[[str, Headers
             f"a token has at least {LEAST_TOKEN} characters, letters, digits and signs without "
             "spaces; python -c 'import secrets; print(secrets.token_urlsafe(32))' makes one"
         )
-    expected = hashlib.sha256(token.encode()).digest()
+    secret = Secret(token)
 
     def may(path: str, headers: Headers) -> None:
-        if path not in open_paths and not _matches(headers, expected):
+        if path in open_paths:
+            return
+        kind, _, given = (single(headers, b"authorization") or "").partition(" ")
+        if not (secret.equals(given.strip()) and kind.lower() == "bearer"):
             raise Refusal(
                 401, "give the token: Authorization: Bearer TOKEN",
                 {"www-authenticate": "Bearer"}, close=True,
             )  # fmt: skip
 
     return may
-
-
-def _matches(headers: Headers, expected: bytes) -> bool:
-    kind, _, given = (single(headers, b"authorization") or "").partition(" ")
-    found = hashlib.sha256(given.strip().encode("latin-1")).digest()
-    return hmac.compare_digest(found, expected) and kind.lower() == "bearer"
 
 
 def may_see(may: Callable[[str, Headers], None] | None, headers: Headers) -> bool:
@@ -241,12 +286,11 @@ def may_see(may: Callable[[str, Headers], None] | None, headers: Headers) -> boo
     return True
 
 
-async def read_body(request: Any, limits: Limits) -> bytes:
+async def read_body(
+    headers: Headers, receive: Callable[[], Awaitable[Any]], limits: Limits
+) -> bytes:
     """The body of a request. Its bytes are counted while they arrive: the header Content-Length may
     be wrong or absent. A body that is encoded (gzip) is refused."""
-    from starlette.requests import ClientDisconnect
-
-    headers = request.scope["headers"]
     encoded = single(headers, b"content-encoding")
     if encoded not in (None, "", "identity"):
         plain = {"accept-encoding": "identity"}
@@ -255,15 +299,16 @@ async def read_body(request: Any, limits: Limits) -> bytes:
     length = single(headers, b"content-length")
     if length is not None and int(length) > limits.body:
         raise Refusal(413, f"the body has {int(length):,} bytes, and {most} are read", close=True)
-    parts, size = [], 0
-    try:
-        async for part in request.stream():
-            size += len(part)
-            if size > limits.body:
-                raise Refusal(413, f"the body has more than {most}: send fewer rows", close=True)
-            parts.append(part)
-    except ClientDisconnect:
-        raise Refusal(400, "the client has closed the connection", close=True) from None
+    parts, size, more = [], 0, True
+    while more:
+        message = await receive()
+        if message["type"] != "http.request":
+            raise Refusal(400, "the client has closed the connection", close=True)
+        part, more = message.get("body", b""), message.get("more_body", False)
+        size += len(part)
+        if size > limits.body:
+            raise Refusal(413, f"the body has more than {most}: send less", close=True)
+        parts.append(part)
     return b"".join(parts)
 
 
@@ -316,13 +361,15 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def import_server() -> tuple[Any, Any]:
-    """Starlette and uvicorn."""
+def import_server(extra: str = "serve") -> tuple[Any, Any]:
+    """Starlette and uvicorn, of the extra that has them."""
     try:
         import starlette
         import uvicorn
     except ImportError as error:
-        raise MissingExtra("a server needs the extra 'serve': pip install 'doxa[serve]'") from error
+        raise MissingExtra(
+            f"a server needs the extra {extra!r}: pip install 'doxa[{extra}]'"
+        ) from error
     return starlette, uvicorn
 
 
@@ -366,7 +413,11 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def serve(
-    app: Any, listening: socket.socket, drain: float, stop: threading.Event | None = None
+    app: Any,
+    listening: socket.socket,
+    drain: float,
+    stop: threading.Event | None = None,
+    **settings: Any,
 ) -> None:
     """Answer requests until SIGTERM, SIGINT or `stop`; then finish what was accepted.
 
@@ -380,13 +431,17 @@ def serve(
         The most seconds for requests that are being answered when the server is stopped.
     stop : threading.Event, optional
         Stops the server as a signal does; for a server that is not in the main thread.
+    settings
+        Of uvicorn, in place of those here: websockets, for one.
     """
     _, uvicorn = import_server()
-    config = uvicorn.Config(
-        app, http=_protocol(), ws="none", lifespan="off", loop="asyncio", log_config=None,
-        log_level="error", access_log=False, proxy_headers=False, server_header=False,
-        timeout_keep_alive=30, timeout_graceful_shutdown=max(1, round(drain)),
-    )  # fmt: skip
+    own = {
+        "http": _protocol(), "ws": "none", "lifespan": "off", "loop": "asyncio",
+        "log_config": None, "log_level": "error", "access_log": False, "proxy_headers": False,
+        "server_header": False, "timeout_keep_alive": 30,
+        "timeout_graceful_shutdown": max(1, round(drain)),
+    }  # fmt: skip
+    config = uvicorn.Config(app, **(own | settings))
     server = uvicorn.Server(config)
     server.capture_signals = contextlib.nullcontext  # uvicorn would end by the signal, not with 0
 

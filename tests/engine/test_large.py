@@ -205,15 +205,17 @@ def test_a_fit_holds_the_rows_that_are_announced(
     size = 8 * sum(p.numel() for p in net.parameters())
     x, y = data()
 
+    def places() -> set[int]:
+        gc.collect()
+        tensors = (o for o in gc.get_objects() if type(o) is Tensor)
+        storages = (t.untyped_storage() for t in tensors)
+        return {storage.data_ptr() for storage in storages if storage.nbytes() == size}
+
+    others = places()  # of other tests
+
     def count(step: int, _: Any) -> None:
         if step == 20:
-            gc.collect()
-            tensors = (o for o in gc.get_objects() if type(o) is Tensor)
-            places = {
-                t.untyped_storage().data_ptr() for t in tensors
-                if t.untyped_storage().nbytes() == size
-            }  # fmt: skip
-            seen.append(len(places))
+            seen.append(len(places() - others))
 
     method = kind(average=average, elbo_samples=1)
     doxa.fit(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import doxa
+from doxa.model.inspection import copied_into, fresh_rows, untouched
 
 
 class Conv1D(nn.Module):
@@ -84,3 +85,40 @@ def test_other_layers_start_as_before() -> None:
     )  # fmt: skip
     drawn = posterior.draw(2)["0.weight"]
     assert float((drawn[0] - drawn[1]).abs().mean()) > 0.01
+
+
+class Counted(nn.Linear):
+    """Counts its initialisations."""
+
+    calls = 0
+
+    def reset_parameters(self) -> None:
+        Counted.calls += 1
+        super().reset_parameters()
+
+
+def test_frozen_layers_are_neither_initialised_nor_copied_and_stay_as_they_are() -> None:
+    """Of a large frozen trunk, each member would initialise all weights for nothing."""
+    net = nn.Sequential(Counted(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    net[0].requires_grad_(False)
+    before, Counted.calls = net[0].weight.clone(), 0
+    layout = doxa.Model(net, doxa.Gaussian(1.0)).build(torch.zeros(1, 3)).layout
+    own = copied_into(net, layout, torch.empty(layout.size), untouched(net, layout))
+    assert own[0].weight.shape == (4, 3)
+    assert own[0].weight.untyped_storage().nbytes() == 4  # one number
+    Counted.calls = 0
+    rows = fresh_rows(net, layout, [(0, 0), (0, 1)])
+    assert Counted.calls == 0 and not torch.equal(rows[0], rows[1])
+    assert torch.equal(net[0].weight, before)
+
+
+def test_a_frozen_weight_of_a_layer_that_initialises_all_its_own_is_left_alone() -> None:
+    """It is copied, so that the network keeps it; a shared weight has one name."""
+    net = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3))
+    net[2].weight = net[0].weight
+    net[0].weight.requires_grad_(False)
+    before = net[0].weight.clone()
+    layout = doxa.Model(net, doxa.Gaussian(1.0)).build(torch.zeros(1, 3)).layout
+    assert set(layout.names) == {"0.bias", "2.bias"} and not untouched(net, layout)
+    rows = fresh_rows(net, layout, [(0, 0)])
+    assert torch.equal(net[2].weight, before) and rows.isfinite().all()

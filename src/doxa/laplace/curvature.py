@@ -311,15 +311,15 @@ def refused(
 
 Contrast = Callable[[Tensor], Tensor]  # a linear map of outputs, [..., O, n] to the same, in place
 
-_CHUNK_BYTES = 64 << 20  # bytes of the Jacobian per block
+_CHUNK_BYTES = {"cpu": 64 << 20}  # bytes of the Jacobian per block; also of other devices
 
 
 def chunk_bytes(device: torch.device) -> int:
     """The largest number of bytes per block of rows: an eighth of a GPU's memory, or a constant.
     Results do not depend on the memory that is free."""
-    if device.type != "cuda":
-        return _CHUNK_BYTES
-    return int(torch.cuda.get_device_properties(device).total_memory) // 8
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory) // 8
+    return _CHUNK_BYTES["cpu"]
 
 
 class Jacobians:

@@ -104,12 +104,14 @@ def reset(
     return drawn, stayed
 
 
-def layers_to_reset(net: nn.Module, kept: Collection[str]) -> Iterator[tuple[str, nn.Module]]:
-    """The layers, by name, that have parameters not in `kept`, or none at all."""
-    for prefix, module in net.named_modules():
-        own = [f"{prefix}.{name}" if prefix else name for name, _ in module.named_parameters()]
-        if not own or any(name not in kept for name in own):
-            yield prefix, module
+def layers_to_reset(net: nn.Module, kept: Collection[str]) -> Iterator[tuple[set[str], nn.Module]]:
+    """The layers that have parameters not in `kept`, or none at all, each with the names of its
+    parameters; a parameter of several layers has one name."""
+    names = {id(p): name for name, p in net.named_parameters()}
+    for module in net.modules():
+        own = {names[id(p)] for p in module.parameters()}
+        if not own or own - {*kept}:
+            yield own, module
 
 
 def _reset_adapters(module: Any) -> None:
@@ -167,10 +169,9 @@ def untouched(net: nn.Module, layout: Layout) -> frozenset[str]:
     """Frozen parameters that no initialisation of the weights in the layout can write to."""
     frozen = {name for name, _ in net.named_parameters()} - set(layout.names)
     written: set[str] = set()
-    for prefix, module in layers_to_reset(net, frozen):
+    for own, module in layers_to_reset(net, frozen):
         if any(hasattr(module, n) for n in ("reset_parameters", "_reset_parameters")):
-            start = f"{prefix}." if prefix else ""
-            written |= {start + name for name, _ in module.named_parameters()}
+            written |= own
     return frozenset(frozen - written)
 
 

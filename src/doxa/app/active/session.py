@@ -174,7 +174,8 @@ class Session:
         how, rows = self._chosen(free, k)
         self.book.ask(rows)
         self.save()
-        if _state_of(self.sheet) != before:  # while this was computed
+        changed = _state_of(self.sheet) != before  # while this was computed
+        if any(all_of("sheet", changed)):  # all have looked before one writes
             raise DataError(
                 f"{self.sheet} was changed while rows were chosen, and is kept: enter its answers "
                 "with doxa active label, or move it away; then doxa active next writes it again"

@@ -32,6 +32,7 @@ for name in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_every_benchmark_can_be_imported() -> None:
     """Except for a peer that is not installed here. In a process of its own: they set threads."""
     names = [*(f"benchmarks.{path.stem}" for path in MODULES), *(path.stem for path in PEERS)]
@@ -80,6 +81,7 @@ def test_a_leapfrog_step_is_timed() -> None:
     assert set(found["modes"]) == {"traced"} and found["modes"]["traced"]["best"] > 0
 
 
+@pytest.mark.slow
 def test_mutants_that_change_nothing_are_in_the_source() -> None:
     """Each is one site: a path or a line that has changed since would be drawn again."""
     found = Counter(site.key() for pool in mutants.sites().values() for site, _ in pool)

@@ -180,6 +180,7 @@ def test_too_many_requests_are_429(run) -> None:
         assert server.predict([GOOD])
 
 
+@pytest.mark.slow
 def test_a_deadline_is_504_and_its_work_is_dropped(run) -> None:
     gated = Gated(run[0])
     with Server(run, posterior=gated, seconds=2.0) as server, ThreadPoolExecutor(2) as pool:

@@ -46,6 +46,7 @@ def with_dropout(outputs: int) -> torch.nn.Module:
         )  # fmt: skip
 
 
+@pytest.mark.by_family
 def test_no_layer_draws_from_the_global_generator(trained: Any) -> None:
     """Neither the network's own dropout nor a layer that a method puts in its place, whichever way
     the method goes: the generator is not moved, and where it stands makes no difference."""

@@ -49,6 +49,7 @@ def test_one_step(
     assert "running eagerly" not in caplog.text, "the mode that was asked for did not run"
 
 
+@pytest.mark.by_family
 def test_one_step_in_chunks(trained_regression: Any, assert_close: Check) -> None:
     """Of every method: a step that reads a tensor of all members from outside of its arguments
     would broadcast it against a chunk of them. Three members in chunks of two."""
@@ -80,6 +81,7 @@ def reference(case: Any, options: Any) -> Any:
     return _references[key]
 
 
+@pytest.mark.by_family
 def test_one_step_changes_something(trained: Any) -> None:
     """Else agreement after one step would say nothing."""
     if trained.row.family == "mcmc":

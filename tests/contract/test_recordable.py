@@ -44,6 +44,7 @@ def fit(case: Any, mode: str = "graph", settings: Any = None, **options: Any) ->
     return case.fit(settings=lengths | (settings or {}), **short, **options)
 
 
+@pytest.mark.by_family
 def test_a_step_is_recorded_or_says_that_it_is_not(
     case: Any, gpu: list[pretend.Graph], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -77,6 +78,7 @@ def test_so_is_every_choice(trained_regression: Any, caplog: pytest.LogCaptureFi
             assert "running eagerly" not in caplog.text, f"{name}={choice!r}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["half-cauchy", "inverse-gamma", "log-normal"])
 @pytest.mark.parametrize("name", ["map", "mean-field"])  # one takes its score, one its density
 def test_under_an_unknown_scale(name: str, kind: str, caplog: pytest.LogCaptureFixture) -> None:

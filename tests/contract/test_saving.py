@@ -31,6 +31,7 @@ def test_a_loaded_posterior_gives_the_same_answers(case: Any, answers: Any, tmp_
     assert all(torch.equal(got[name], want[name]) for name in want)
 
 
+@pytest.mark.by_family
 def test_functions_and_draws_are_the_same_too(case: Any, tmp_path: Path) -> None:
     x, _ = case.data()
     posterior = case.posterior()
@@ -42,6 +43,7 @@ def test_functions_and_draws_are_the_same_too(case: Any, tmp_path: Path) -> None
             assert torch.equal(again.draw(1)[name], value)
 
 
+@pytest.mark.by_family
 def test_saving_again_changes_nothing(case: Any, tmp_path: Path) -> None:
     x, _ = case.data()
     case.posterior().save(tmp_path / "one")

@@ -35,6 +35,7 @@ def given(case: Any) -> Tensor:
     return torch.cat([p.detach().flatten() for p in network(case).parameters()]).double()
 
 
+@pytest.mark.by_family
 def test_the_fit_starts_where_the_network_is(trained: Any) -> None:
     """To rounding where the steps can be made tiny. HMC and NUTS choose theirs: the one transition
     of their shortest run stays near (0.04 times a momentum of order 1, else it is rejected).
@@ -64,6 +65,7 @@ def test_members_that_start_together_part(trained: Any) -> None:
     assert not torch.equal(point[0], point[1])
 
 
+@pytest.mark.by_family
 def test_the_start_is_fresh_or_given(case: Any) -> None:
     with pytest.raises(MethodError, match="'fresh' or 'given'"):
         case.fit(init="warm")

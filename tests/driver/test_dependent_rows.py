@@ -279,6 +279,7 @@ def test_without_stopping_all_rows_before_the_last_are_trained_on() -> None:
     assert splits.evaluation is not None and splits.evaluation[0].tolist() == list(range(80, 100))
 
 
+@pytest.mark.slow
 def test_a_fit_in_order_of_time_evaluates_later_rows_and_fits_all() -> None:
     """The relation changes its sign for the last fifth of the rows: random rows do not show it."""
     g = torch.Generator().manual_seed(0)

@@ -91,6 +91,7 @@ def check(threads: int, seeds: int, jobs: list[int]) -> None:
     assert nn.Module.__call__ is call, "a recording left its patch behind"
 
 
+@pytest.mark.slow
 def test_a_few_threads_have_the_bits_of_fits_alone() -> None:
     check(threads=2, seeds=1, jobs=[0, 1, 2])
 

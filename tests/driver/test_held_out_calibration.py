@@ -347,6 +347,7 @@ def test_constant_noise_stays_constant() -> None:
     assert two_inputs("map", data=(x[:45], y[:45])).noise_scale is not None  # cross-fitted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["deep-ensemble", "laplace", "mc-dropout"])
 def test_counts_are_poisson_or_negative_binomial(tmp_path: Path, method: str) -> None:
     """Poisson counts, and counts with a gamma distributed factor of mean 1 and variance 1."""

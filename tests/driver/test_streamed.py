@@ -210,6 +210,7 @@ def test_each_member_holds_out_its_own_rows(rows: Stream) -> None:
     assert not bool(((weight == 0).sum(0) == 2).any())
 
 
+@pytest.mark.slow
 def test_the_default_evaluates_a_fit(rows: Stream) -> None:
     x, y = table()
     good = doxa.fit(net(), rows, "deep-ensemble", steps=400, members=3, standardize=True, **EAGER)

@@ -90,6 +90,7 @@ def test_other_targets_are_compared(likelihood: str) -> None:
     assert posterior.status == "underfit" and found[found["best"]] > 0.4
 
 
+@pytest.mark.slow
 def test_what_is_not_compared_says_why() -> None:
     g = torch.Generator().manual_seed(3)
     few = fitted(plane(24)).diagnostics["yardsticks"]

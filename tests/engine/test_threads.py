@@ -169,6 +169,7 @@ def test_a_thread_that_begins_meanwhile_has_what_was_set_outside() -> None:
     assert later == [3], "threads that begin afterwards have what was set"
 
 
+@pytest.mark.slow
 def test_convolutions_are_deterministic_while_something_is_trained() -> None:
     """A fit inside the callback of another leaves the switch as the outer one needs it, and an
     error puts it back too."""

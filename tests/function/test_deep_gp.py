@@ -150,6 +150,7 @@ def test_a_step_has_a_higher_bound_than_the_evidence_of_any_smooth_process() -> 
     assert deep.elbo > example.fit(data, doxa.GP()).log_evidence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [doxa.DeepGP(inducing=6), doxa.SparseGP(inducing=6)])
 def test_a_bound_by_draws_states_its_error(
     method: doxa.Method, monkeypatch: pytest.MonkeyPatch

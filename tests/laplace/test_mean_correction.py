@@ -22,6 +22,7 @@ from doxa.posterior.saving import from_artefact, to_artefact
 CHOICES: dict[str, bool | str] = {"mode": False, "mean": True, "auto": "auto"}
 
 
+@pytest.mark.slow
 def test_it_is_nearer_to_a_skewed_posterior() -> None:
     """Logistic regression on twelve rows that a weight tells apart, under N(0, 3²). By quadrature:
     the mean of the posterior is .71 above its mode, and averages at new rows are .043 off about the
@@ -172,6 +173,7 @@ def test_it_is_for_classes_and_the_linearised_network() -> None:
                  doxa.Laplace(mean_correction=True), steps=2)  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("structure", ["full", "kronecker"])
 def test_by_default_it_is_moved_where_the_mode_loses_much(structure: str) -> None:
     """By evidence, on a network that knows its rings: about the mode new rows lose .03 nats and

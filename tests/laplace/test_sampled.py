@@ -239,6 +239,7 @@ def test_what_it_refuses() -> None:
             likelihood=doxa.Gaussian(per_output=True), curvature="sampled")  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_log_determinant_is_too_small_by_the_stated_bias() -> None:
     """The mean over 100 fits of two draws each, within four standard errors (once in ten thousand
     times). Twice or half of the bias is further away."""

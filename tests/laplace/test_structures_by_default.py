@@ -132,6 +132,7 @@ def test_what_is_named_is_kept() -> None:
         assert structure(doxa.nets.mlp(6, 1, (60,)), doxa.Laplace(structure=name)) == name
 
 
+@pytest.mark.slow
 def test_the_same_as_if_it_had_been_named() -> None:
     options: dict[str, Any] = {"steps": 20, "progress": False, "members": 2}
     for hidden, rows, expected in ((20, FEW, "full"), (60, FEW, "functional"),

@@ -33,6 +33,9 @@ def data(name: str) -> tuple[Tensor, Tensor]:
     return x, draws_of(name, f)
 
 
+SLOWER = ("laplace", "hmc", "sparse-gp")
+
+
 @every
 def test_a_row_is_complete(name: str) -> None:
     kind = LIKELIHOODS[name]
@@ -48,7 +51,10 @@ def test_a_row_is_complete(name: str) -> None:
 
 
 @every
-@pytest.mark.parametrize("method", ["map", "laplace", "hmc", "mean-field", "sparse-gp"])
+@pytest.mark.parametrize(
+    "method",
+    ["map", "mean-field", *(pytest.param(m, marks=pytest.mark.slow) for m in SLOWER)],
+)
 def test_it_can_be_fitted_saved_and_loaded(name: str, method: str, tmp_path: Path) -> None:
     x, y = data(name)
     network = None if method == "sparse-gp" else doxa.nets.mlp(1, outputs_of(name, 1)[0], (4,))

@@ -188,6 +188,7 @@ def test_the_elbo_and_its_gradient_are_those_of_weight_draws(
         assert ((got.mean(0) - other.mean(0)).abs() < 5 * error).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["2-3-1", "6-16-16-1"])
 def test_ten_draws_have_less_variance_than_ten_of_the_weights(name: str) -> None:
     """Summed over the entries of each half of the gradient, though first layers share draws."""
@@ -333,6 +334,7 @@ def test_places_of_a_row_keep_draws_of_the_weights() -> None:
     assert nested_draws(seen(nn.Sequential(nn.Flatten(), *mlp(15, 4, 2)), normal(2, 5, 3)), 10)
 
 
+@pytest.mark.slow
 def test_ten_draws_take_less_than_four_gradients_of_a_point_estimate() -> None:
     """784-400-400-10: products as torch counts them, of ten steps; 3.05 by the rule's formula."""
     x, y = torch.rand(128, 784), torch.rand(128, 10)

@@ -201,3 +201,15 @@ def test_few_held_out_rows_are_pooled_in_the_plan(tmp_path: Path) -> None:
     options = {"members": 6, "block_size": 1}
     assert doxa.plan(*given, **options).processes == 1
     assert len(doxa.blocks(*given, checkpoint=tmp_path, **options)) == 1
+
+
+def test_the_plan_counts_blocks_of_rows_where_all_members_are_one_block() -> None:
+    """As many as the fit has: by the rule, and as the user asks for."""
+    x = torch.randn(70_000, 8, generator=torch.Generator().manual_seed(0))
+    net = doxa.nets.mlp(8, 1, (50,))
+    assert doxa.plan(net, (x, x.sum(1)), "hmc", members=4, validation=None).processes == 16
+    few = (net, (x[:300], x[:300].sum(1)))
+    assert doxa.plan(*few, "hmc", members=4, validation=None).processes == 1
+    options = {"members": 2, "microbatches": 4, "steps": 2, "validation": None, "progress": False}
+    plan, fit = doxa.plan(*few, "map", **options), doxa.fit(*few, "map", **options)
+    assert plan.processes == fit.diagnostics["row_blocks"]["count"] == 4

@@ -28,10 +28,12 @@ from doxa.driver.fits import Fits, Variant
 from doxa.driver.processes import alone
 from doxa.driver.runs import Runs
 from doxa.driver.setup import Splits, expected_kind, pooled_rows
+from doxa.engine import Engine
 from doxa.errors import MethodError
 from doxa.fit import Call, FitOptions, read_call, with_options
 from doxa.method import FitSettings, Method
 from doxa.method.method import Workload, in_units, planned_parts, smaller_plans
+from doxa.method.row_sums import rows_of_block
 from doxa.model import Model
 
 __all__ = ["FitPlan", "blocks", "plan"]
@@ -79,8 +81,8 @@ class FitPlan:
         The fewest and the most gradients over all rows that a chain computes. None if they follow
         from `steps`.
     processes : int
-        The largest number of processes that the fit can use: the number of its blocks of members
-        (`docs/many_processes.md`).
+        The largest number of processes that the fit can use: the number of its blocks of members,
+        or of rows if all members are one block (`docs/many_processes.md`).
     seconds : tuple of float, optional
         The shortest and the longest time of all gradients. None if there is no network, or if the
         fit exceeds the available memory.
@@ -215,7 +217,8 @@ def _blocks_of(
     call: Call, found: tuple[Data, Splits, Any, Any], settings: FitSettings, work: Workload,
     parts: bool,
 ) -> int:  # fmt: skip
-    """The number of blocks of the fit, or of its first phase."""
+    """The number of blocks of the fit, or of its first phase: of members, or if they are one block,
+    of the rows of a sum."""
     held, splits = found[:2]
     run_of = [r for r in range(len(call.specs)) for _ in range(work.members // len(call.specs))]
     pooled = pooled_rows(held, run_of, list(splits.of or run_of), parts) is not None
@@ -226,7 +229,15 @@ def _blocks_of(
     size = size_by_rule(
         call.method, call.problem, settings, work.members, kind, rows, call.device, pooled
     )
-    return len(cut(work.members, size))
+    blocks = len(cut(work.members, size))
+    if blocks > 1:
+        return blocks
+    if settings.microbatches is not None and not settings.divides_rows:
+        rows = min(rows, settings.batch_size)
+    engine = call.options.engine
+    mode = None if engine == "auto" else Engine.parse(engine).mode
+    each = rows_of_block(settings, rows, work.members, work.weights, mode, call.device)
+    return -(-rows // each)
 
 
 def _seconds(

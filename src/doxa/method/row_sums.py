@@ -8,6 +8,7 @@ The blocks depend on the work alone (`number_of_blocks`), and they are added as 
 tree over their numbers. So the bits of a sum do not depend on the number of processes.
 
     number_of_blocks    the blocks of so many rows, by a rule
+    rows_of_block       the rows of each, by the rule or as the user has set it
     summed              a sum over the rows of a batch, by this process or all of them
     added               a step that adds such sums to entries of a state
     Together            the processes that divide the blocks, and how they exchange sums
@@ -43,7 +44,7 @@ from doxa.data import Batch, batch_rows
 from doxa.errors import ProcessError
 
 if TYPE_CHECKING:
-    from doxa.method.run import Run
+    from doxa.method.run import FitSettings, Run
 
 Sums = dict[str, Tensor]
 Part = Callable[[slice, float, Batch], Sums]  # (place, share of the rows, rows) to their sums
@@ -66,6 +67,22 @@ def number_of_blocks(rows: int, each: int, device: torch.device) -> int:
     members. Small data are one block."""
     least = WORK if device.type == "cpu" else WORK_ON_DEVICE
     return 1 if rows * each < least else max(1, min(MOST, rows // LEAST_ROWS))
+
+
+def rows_of_block(
+    settings: FitSettings, rows: int, members: int, weights: int, mode: str | None,
+    device: torch.device,
+) -> int:  # fmt: skip
+    """The rows of a block of so many: all of them if a sum over them is not divided. `mode` is how
+    the engine executes steps."""
+    if settings.microbatches is not None:
+        count = min(settings.microbatches, rows)
+    elif settings.divides_rows and mode in (None, "eager"):
+        count = number_of_blocks(rows, members * (settings.row_work or max(1, weights)), device)
+    else:
+        return rows
+    multiple = settings.row_multiple
+    return min(rows, -(-rows // (count * multiple)) * multiple)
 
 
 def summed(run: Run, batch: Batch, part: Part) -> Sums:

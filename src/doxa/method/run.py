@@ -25,7 +25,7 @@ from doxa.engine import Engine
 from doxa.errors import MethodError
 from doxa.likelihoods import Likelihood
 from doxa.linalg.layout import LARGE, Layout, Params, SplitRow
-from doxa.method.row_sums import number_of_blocks, summed
+from doxa.method.row_sums import rows_of_block, summed
 from doxa.method.state import (
     AnalyticGradient,
     Clock,
@@ -201,18 +201,11 @@ class Run:
     def row_block(self, rows: int) -> int:
         """The rows of a block, where sums over so many rows are computed in blocks
         (`row_sums.py`); all of them if they are not."""
-        settings = self.settings
         if not isinstance(self.data, Data) or self.data.stream is not None:
             return rows
-        if settings.microbatches is not None:
-            count = min(settings.microbatches, rows)
-        elif settings.divides_rows and self.engine.mode in (None, "eager"):
-            each = settings.row_work or max(1, self.layout.size)
-            count = number_of_blocks(rows, self.size * each, self.device)
-        else:
-            return rows
-        multiple = settings.row_multiple
-        return min(rows, -(-rows // (count * multiple)) * multiple)
+        return rows_of_block(
+            self.settings, rows, self.size, self.layout.size, self.engine.mode, self.device
+        )
 
     @cached_property
     def row_blocks(self) -> int:

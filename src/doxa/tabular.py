@@ -12,9 +12,11 @@ command line has fitted gives the same bits in Python, and the other way round: 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -52,8 +54,33 @@ if TYPE_CHECKING:
 log = logging.getLogger("doxa")
 
 Builder = Callable[[int, int], nn.Module]  # (inputs, outputs) -> network
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
+def _named_as_arguments(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorator: errors about a table, which the command line shares, name arguments and not
+    options."""
+
+    @wraps(function)
+    def called(*args: P.args, **options: P.kwargs) -> R:
+        try:
+            return function(*args, **options)
+        except DataError as error:
+            error.args = (in_python(str(error)), *error.args[1:])
+            raise
+
+    return called
+
+
+def in_python(text: str) -> str:
+    """A message of the command line with its options as arguments: `--missing impute` is
+    `missing="impute"`, and `--drop` is `drop=`."""
+    text = re.sub(r"--missing (impute|error)\b", r'missing="\1"', text)
+    return re.sub(r"--([a-z]+(?:-[a-z]+)*)", lambda m: m[1].replace("-", "_") + "=", text)
+
+
+@_named_as_arguments
 def fit_table(
     data: Any,
     target: str,
@@ -168,6 +195,7 @@ def _fit_windows(
     return posterior
 
 
+@_named_as_arguments
 def predict_table(
     posterior: Any,
     data: Any,

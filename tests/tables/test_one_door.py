@@ -13,6 +13,7 @@ import torch
 import doxa
 from doxa.errors import DataError, MethodError
 from doxa.sklearn import BayesianClassifier, BayesianRegressor
+from doxa.tabular import in_python
 
 pandas = pytest.importorskip("pandas")
 from typer.testing import CliRunner  # noqa: E402
@@ -182,3 +183,24 @@ def test_the_estimators_use_the_same_encoders(tmp_path: Path) -> None:
     numbers = frame[["size"]]
     classifier = BayesianClassifier("map", steps=5).fit(frame, labels).fit(numbers, labels)
     assert "columns_" not in vars(classifier) and len(classifier.predict(numbers)) == 60
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("--missing impute fills them in; or drop a column with --drop",
+         'missing="impute" fills them in; or drop a column with drop='),
+        ("--time-input needs --time, the column of times",
+         "time_input= needs time=, the column of times"),
+        ("a well-known column -- 3 rows", "a well-known column -- 3 rows"),
+    ],
+)  # fmt: skip
+def test_messages_of_a_table_name_arguments_in_python(said: str, meant: str) -> None:
+    assert in_python(said) == meant
+
+
+def test_an_error_of_a_table_says_what_to_pass() -> None:
+    frame = pandas.DataFrame({"a": [1.0, None, 3.0, 4.0], "y": [1.0, 2.0, 3.0, 4.0]})
+    with pytest.raises(DataError, match=r'column \'a\'.*missing="impute".*drop=') as caught:
+        doxa.fit_table(frame, "y", "map")
+    assert "--" not in str(caught.value)

@@ -84,7 +84,8 @@ def days_of(values: pd.Series, layout: str) -> Array:
         cell = given.iloc[int(bad[0])]
         raise DataError(
             f"{fault_at(given, bad.tolist())}: {str(cell)!r} is not a date "
-            f"({layout}), but most cells of the column are; correct it, or --drop the column"
+            f"({layout}), but most cells of the column are; correct it, or drop the "
+            "column with --drop"
         )
     epoch, day = pandas.Timestamp(0, tz="UTC"), pandas.Timedelta(days=1)
     for unit in ("ns", "s"):  # nanoseconds cannot represent times after 2262

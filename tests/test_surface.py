@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -51,3 +52,10 @@ def test_a_public_module_shows_its_names_and_nothing_else(name: str) -> None:
 def test_the_front_page_shows_its_names() -> None:
     assert set(doxa.__all__) <= set(dir(doxa))
     assert not [name for name in doxa.__all__ if not hasattr(doxa, name)]
+
+
+def test_every_name_is_there_after_a_bare_import() -> None:
+    """`import doxa` imports nothing by itself: names and modules come when they are used."""
+    script = "import doxa\nfor name in [*dir(doxa), 'optim', 'posterior']: getattr(doxa, name)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

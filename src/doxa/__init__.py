@@ -8,6 +8,7 @@ p.mean, p.aleatoric, p.epistemic
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -201,6 +202,8 @@ def __getattr__(name: str) -> Any:
     for row in registry.methods():
         if row.class_name == name:
             return registry.get_method(row.name)
+    if not name.startswith("_") and importlib.util.find_spec(f"doxa.{name}") is not None:
+        return importlib.import_module(f"doxa.{name}")  # a module, as after any other import
     raise AttributeError(f"module 'doxa' has no attribute {name!r}")
 
 

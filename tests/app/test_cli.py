@@ -278,7 +278,7 @@ def test_training_stops_in_time_unless_told_otherwise(noise, tmp_path) -> None:
     def error(*options: object) -> tuple[str, float]:
         out = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
         said = doxa("fit", noise, "-t", "y", "-m", "map", "-o", out, *options)
-        doxa("predict", out, tmp_path / "fresh.csv", "-o", tmp_path / "p.csv")
+        doxa("predict", out, tmp_path / "fresh.csv", "-o", tmp_path / "p.csv", "--overwrite")
         return said, float(np.sqrt(((pd.read_csv(tmp_path / "p.csv")["mean"] - truth) ** 2).mean()))
 
     said, stopped = error()

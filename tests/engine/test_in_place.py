@@ -70,3 +70,19 @@ def test_a_compiled_step_for_a_graph_overwrites_its_state(
         torch.testing.assert_close(now, plain, rtol=1e-5, atol=1e-6)
     assert {name: value.data_ptr() for name, value in now.items()} == places
     assert not torch.equal(now["theta"], start["theta"])
+
+
+def test_entries_that_change_places_are_read_before_they_are_overwritten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(execute, "_compiled", lambda module, _: module.forward)
+
+    def step(state: State, *_: Any, owned: bool = False) -> Any:
+        return {"a": state["b"], "b": state["a"], "c": state["a"].view(2, 1)}, {}
+
+    start = {"a": torch.ones(1, 2), "b": torch.zeros(1, 2), "c": torch.zeros(2, 1)}
+    example = start, Batch((), (), torch.zeros(())), torch.tensor(0), torch.tensor(0.1)
+    swap = execute._traced(step, *example, None, compiled=True, in_place=True)
+    now, _ = swap({name: value.clone() for name, value in start.items()}, *example[1:])
+    assert torch.equal(now["a"], start["b"]) and torch.equal(now["b"], start["a"])
+    assert torch.equal(now["c"], torch.ones(2, 1))

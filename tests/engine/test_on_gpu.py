@@ -75,7 +75,7 @@ def test_a_capture_that_fails_runs_eagerly_and_the_device_still_draws(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     net = Waits(*convolutions())
-    found = fit(net, members=1)
+    found = fit(net, members=1, engine="loop:graph")
     assert found.diagnostics["mode"] == "eager" and "graph failed" in caplog.text
     assert torch.rand(3, device="cuda").isfinite().all()  # "Offset increment outside graph capture"
     torch.nn.functional.dropout(torch.ones(8, device="cuda"))

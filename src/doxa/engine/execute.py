@@ -231,10 +231,23 @@ def _store_outputs(module: torch.fx.GraphModule, places: list[int]) -> None:
     output = next(node for node in module.graph.nodes if node.op == "output")
     values = list(output.args[0])
     with module.graph.inserting_before(output):
-        for place, value in zip(places, values, strict=False):
+        # an entry that is moved to another name is read before it is overwritten
+        stored = [
+            module.graph.call_function(torch.ops.aten.clone.default, (value,))
+            if _is_an_input(value) else value
+            for value in values[: len(places)]
+        ]  # fmt: skip
+        for place, value in zip(places, stored, strict=True):
             module.graph.call_function(torch.ops.aten.copy_.default, (inputs[place], value))
     output.args = (values[len(places) :],)
     module.recompile()
+
+
+def _is_an_input(node: torch.fx.Node) -> bool:
+    """Whether a value is an input of the module, or a view of one."""
+    while node.op == "call_function" and getattr(node.target, "is_view", False):
+        node = node.all_input_nodes[0]
+    return node.op == "placeholder"
 
 
 def _written(module: torch.fx.GraphModule, names: list[str]) -> list[str]:
@@ -326,9 +339,14 @@ class _Captured:
         self.graph = torch.cuda.CUDAGraph()
         with _captured(self.graph):
             new, self.info = step(dict(self.state), self.batch, self.t, self.rate, **owned)
-            for name, value in self.state.items():
-                if new[name] is not value:
-                    value.copy_(new[name])
+            own = {value.untyped_storage().data_ptr() for value in self.state.values()}
+            moved = {
+                name: new[name].clone() if new[name].untyped_storage().data_ptr() in own
+                else new[name]
+                for name, value in self.state.items() if new[name] is not value
+            }  # fmt: skip
+            for name, value in moved.items():
+                self.state[name].copy_(value)
         self._given: State | None = None
 
     def __call__(

@@ -482,8 +482,8 @@ export const text = {
   compareWith: "Compare with",
   compareLead: "Choose another run, to score both on the rows that neither has fitted.",
   compareSays: (a, b, n, away, error, short) => Math.abs(away) < 2 * error
-    ? `On ${n} rows there is no clear difference: ${a} is more surprised by ${short(away)} ± ${short(error)} nats a row than ${b}.`
-    : `On ${n} rows, ${away < 0 ? a : b} is less surprised, by ${short(Math.abs(away))} ± ${short(error)} nats a row.`,
+    ? `On ${n} rows there is no clear difference: ${a} is more surprised by ${short(away)} ± ${short(error)} nats per row than ${b}.`
+    : `On ${n} rows, ${away < 0 ? a : b} is less surprised, by ${short(Math.abs(away))} ± ${short(error)} nats per row.`,
   compareLabel: (a, b) => `Surprise of each row: ${a} against ${b}`,
   surpriseOf: (name) => `surprise of ${name}`,
   score: "score", equal: "equal",
